@@ -167,7 +167,7 @@ def take_live(window, out: Path) -> None:
 
 def dialogs(window):
     """Open each dialog in turn and yield (name, dialog)."""
-    from app.pages.runs.clone_dialog import CloneDialog
+    from app.pages.runs.run_actions import CloneDialog
     from app.pages.train.picker import Picker
     from app.widgets.export_panel import ExportPanel
     from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PresetPanel, ProblemDialog

@@ -65,11 +65,6 @@ def draft(qapp: QApplication) -> Draft:
 def panel(qtbot, draft: Draft, tmp_path: Path) -> RewardPanel:
     """The table of rewards with the draft behind it, as the Train page joins them."""
     panel = RewardPanel(RewardBench(draft, ServiceByHand(), Consent(tmp_path / "trusted.json")))  # pyright: ignore
-
-    def show(_key: str = "") -> None:
-        panel.show_rewards(draft.rewards(), draft.value("reward_functions"), draft.value("reward_weights"))
-
-    panel.picked.connect(lambda names, weights: draft.update({"reward_functions": names, "reward_weights": weights}))
-    draft.changed.connect(show)
-    show()
+    draft.changed.connect(lambda _key: panel.show_rewards())
+    panel.show_rewards()
     return qtbot.show(panel, 900, 700)

@@ -16,8 +16,7 @@ from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 from app import theme
 from app.pages import PAGES
 from app.pages.monitor.steering import SteeringPanel
-from app.pages.runs.clone_dialog import CloneDialog
-from app.pages.runs.run_actions import FreeSpaceDialog
+from app.pages.runs.run_actions import CloneDialog, FreeSpaceDialog
 from app.pages.runs.run_table import ColumnDialog
 from app.pages.train.picker import Picker
 from app.state.prefs import Prefs
@@ -148,7 +147,7 @@ DIALOGS: dict[str, Callable[[Window], QWidget]] = {
     "columns": runs_dialog(ColumnDialog, lambda page: page.choose_columns()),
     "free space": runs_dialog(FreeSpaceDialog, lambda page: page.free_space()),
     "clone": runs_dialog(CloneDialog, lambda page: page.clone(page.model.rows[0])),
-    "change settings": SteeringPanel,
+    "change settings": lambda window: SteeringPanel(window.session.run, window),
     "switcher": window_dialog(SwitcherMenu, "switch_run"),
 }
 

@@ -18,10 +18,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QToolButton, QWidget
 
 from app import theme
-from app.pages.chat.answer_view import split_thinking
-from app.pages.chat.chat_controls import ServePanel
-from app.pages.chat.chat_page import ChatPage
-from app.pages.chat.pictures import PromptPictures
+from app.pages.chat.answer_view import PromptPictures, split_thinking
+from app.pages.chat.chat_page import ChatPage, ServePanel
 from app.state.chat import HeldOutRow
 from app.state.prefs import Prefs
 from app.state.processes import VerbProcess

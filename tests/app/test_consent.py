@@ -238,7 +238,7 @@ def test_arguments_of_a_judge(panel: RewardPanel) -> None:
     url.editingFinished.emit()
     call = find_call(added(panel)[0])
     assert call and call.arguments == {"rubric": "helpful_answer", "mode": "single", "url": URL}
-    assert "api.example.com" in panel.judge_fields.note.text() and panel.judge_fields.key.isVisible()
+    assert "api.example.com" in panel.arguments.note.text() and panel.arguments.key.isVisible()
     mode.setCurrentIndex(0)
     mode.activated.emit(0)
     assert "mode" not in added(panel)[0], "the default"
@@ -249,17 +249,17 @@ def test_arguments_of_a_judge(panel: RewardPanel) -> None:
     model = fields["model"]
     model.open_menu()  # pyright: ignore
     model.menu.actions()[0].trigger()  # pyright: ignore
-    assert taken == ["model"] and not panel.judge_fields.key.isVisible()
+    assert taken == ["model"] and not panel.arguments.key.isVisible()
 
 
 def test_key_goes_to_the_service_only(panel: RewardPanel, monkeypatch: pytest.MonkeyPatch) -> None:
     panel.add(f'judge(url="{URL}")')
     monkeypatch.setattr(QInputDialog, "getText", lambda *_: ("secret", True))
-    panel.judge_fields.key.click()
+    panel.arguments.key.click()
     asked = service_of(panel).last("judge_key")
     assert asked.arguments == {"url": URL, "key": "secret"} and "secret" not in str(panel._bench.draft.values())
     asked.refuse([ConfigProblem("url", "There is no keychain.")])
-    assert panel.judge_fields.note.text() == "There is no keychain."
+    assert panel.arguments.note.text() == "There is no keychain."
 
 
 def test_host_of_a_judge_is_asked_about_once(qtbot, panel: RewardPanel) -> None:

@@ -120,7 +120,7 @@ def test_variety_of_the_prompts(qtbot, page: DatasetPage, tmp_path: Path) -> Non
     page.counts.other.click()
     assert page.counts.variety.isVisible() and page.counts.other.text() == "Lengths"
     assert page.counts.about.text() == "of 40 rows"
-    shown = [value.text() for name, value in page.counts.variety._cells if name.text() in ("Near repeats", "Wordings")]
+    shown = [value.text() for name, value in page.counts.variety.cells if name.text() in ("Near repeats", "Wordings")]
     assert shown == ["0", "1"]
     page.counts.other.click()
     assert page.counts.histogram.isVisible() and page.counts.other.text() == "Variety"

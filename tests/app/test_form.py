@@ -260,6 +260,8 @@ def test_changed_settings_are_chips(page: TrainPage):
     field = page.form.fields["epsilon_high"]
     assert page.density.key == "all" and field.isVisible() and QApplication.focusWidget() is field.control
     assert page.session.prefs.train_density == "essentials", "a jump is no choice"
+    page.search.chosen.emit("iters")
+    assert QApplication.focusWidget() is page.form.fields["iters"].control and page.density.key == "all"
     page.density.choose("all")
     assert page.session.prefs.train_density == "all"
 
@@ -283,15 +285,6 @@ def test_problems_of_a_file_are_mended_in_their_panel(page: TrainPage, tmp_path:
     file.write_text("model: [")
     page.session.load_config(file)
     qtbot.waitUntil(lambda: panel.title.text() == "bad.yaml was not opened")
-
-
-def test_search_jumps_in_both_densities(page: TrainPage):
-    page.build_all()
-    for density, key in (("essentials", "iters"), ("all", "iters"), ("essentials", "adam_beta1")):
-        page.density.choose(density)
-        page.search.chosen.emit(key)
-        assert QApplication.focusWidget() is page.form.fields[key].control
-        assert page.density.key == (density if key in ESSENTIAL else "all")
 
 
 def test_choice_that_is_always_refused_is_listed_where_a_file_has_it(page: TrainPage):

@@ -14,9 +14,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
 from app import theme
-from app.pages.monitor.health_cards import HealthCards
 from app.pages.monitor.monitor_page import MonitorPage, changes
-from app.pages.monitor.panels import MetricTile
+from app.pages.monitor.panels import HealthCards, MetricTile
 from app.pages.runs.run_table import RunModel
 from app.state.charts import CHARTS, curves_of
 from app.state.guide import place_of_rule

@@ -38,25 +38,26 @@ HUB: list[dict[str, Any]] = [
 ]
 
 
-class RecordedSignals:
-    def __init__(self, picker: Picker) -> None:
-        self.chosen: list[str] = []
-        self.searched: list[str] = []
-        self.stars: list[tuple[str, bool]] = []
-        self.downloads: list[str] = []
-        picker.chosen.connect(self.chosen.append)
-        picker.search_requested.connect(self.searched.append)
-        picker.star_changed.connect(lambda id_, starred: self.stars.append((id_, starred)))
-        picker.download_requested.connect(self.downloads.append)
+@pytest.fixture
+def session(session: Session) -> Session:
+    session.service = ServiceByHand()  # pyright: ignore
+    session.downloads = Downloads(session.service)
+    return session
+
+
+def open_picker(qtbot: QtBot, session: Any, local: list[dict[str, Any]]) -> Picker:
+    widget = Picker("model", session)
+    qtbot.addWidget(widget)
+    widget.choose(lambda _: None)
+    session.service.last("models").answer({"found": local})
+    return widget
 
 
 @pytest.fixture
-def picker(qtbot: QtBot) -> Picker:
-    widget = Picker("model")
-    qtbot.addWidget(widget)
-    widget.open_with_recent(["/m/base"])
-    widget.show_local(LOCAL, set())
-    return widget
+def picker(qtbot: QtBot, session: Session, monkeypatch) -> Picker:
+    monkeypatch.setattr(picker_module, "suggested_models", list)
+    session.prefs.remember_used("model", "/m/base")
+    return open_picker(qtbot, session, LOCAL)
 
 
 def row_texts(picker: Picker) -> list[str]:
@@ -85,49 +86,50 @@ def test_recent_entries_come_first(picker: Picker):
     assert current(picker) == "/m/base" and picker.take.isEnabled() and picker.take.text() == "Use"
 
 
-def test_a_starred_entry_stays_on_top(picker: Picker):
-    recorded = RecordedSignals(picker)
+def test_a_starred_entry_stays_on_top(picker: Picker, session: Session):
     picker.choose_id("a/small-4bit")
     press(picker, Qt.Key.Key_D, control=True)
-    assert recorded.stars == [("a/small-4bit", True)] and row_texts(picker)[:2] == ["[Favourites]", "a/small-4bit"]
+    assert session.prefs.members("favourite_model") == {"a/small-4bit"} and row_texts(picker)[:2] == [
+        "[Favourites]",
+        "a/small-4bit",
+    ]
     assert current(picker) == "a/small-4bit"
     picker.table.clicked.emit(picker.model.index(1, STAR))
-    assert recorded.stars[-1] == ("a/small-4bit", False) and "[Favourites]" not in row_texts(picker)
+    assert not session.prefs.members("favourite_model") and "[Favourites]" not in row_texts(picker)
 
 
-def test_the_hub_is_searched_on_request(picker: Picker):
-    recorded = RecordedSignals(picker)
-    QTest.keyClicks(picker.search, "4bit")
+def test_the_hub_is_searched_on_request(picker: Picker, session: Any):
+    QTest.keyClicks(picker.search, "4")
     press(picker, Qt.Key.Key_Return, control=True)
-    assert recorded.searched == ["4bit"] and row_texts(picker)[-1] == "[Searching…]"
-    picker.show_hub("something else", HUB, set())
+    older = session.service.last("hub_search")
+    QTest.keyClicks(picker.search, "bit")
+    press(picker, Qt.Key.Key_Return, control=True)
+    older.answer({"found": HUB})
     assert row_texts(picker)[-1] == "[Searching…]", "an answer to an older question"
-    picker.show_hub("4bit", HUB, set())
+    asked = session.service.last("hub_search")
+    assert asked.arguments == {"words": "4bit", "repo_type": "model", "is_reward": False}
+    asked.answer({"found": HUB})
     assert row_texts(picker) == ["[On this machine]", "a/small-4bit", "[On Hugging Face]", "b/new-4bit", "b/bad"]
     picker.choose_id("b/new-4bit")
     assert picker.take.text().replace("\u202f", " ") == "Download 968 MB"
     assert cell(picker, "b/new-4bit", WHERE) == "41,230 downloads"
     press(picker, Qt.Key.Key_Return)
-    assert recorded.downloads == ["b/new-4bit"]
+    assert session.service.last("download").arguments["id"] == "b/new-4bit"
+    assert session.prefs.used("model")[0] == "b/new-4bit"
 
 
-def test_suggested_models(qtbot: QtBot, monkeypatch):
+def test_suggested_models(qtbot: QtBot, session: Any, monkeypatch):
     monkeypatch.setattr("backend.utils.machine.machine_bytes", lambda: 2_000_000_000)
-    picker = Picker("model")
-    qtbot.addWidget(picker)
     entries = suggested_models()
-    picker.open_with_recent([], entries)
-    here = {"id": entries[1].id, "name": entries[1].id, "where": "cache"}
-    picker.show_local([here], set())
+    picker = open_picker(qtbot, session, [{"id": entries[1].id, "name": entries[1].id, "where": "cache"}])
     assert row_texts(picker)[:3] == ["[On this machine]", entries[1].id, "[Suggested downloads]"]
     assert row_texts(picker).count(entries[1].id) == 1, "what is here is not offered once more"
     assert [cell(picker, entry.id, WHERE) for entry in (entries[0], entries[-1])] == ["Fits", "Too large"]
     picker.choose_id(entries[0].id)
     assert picker.take.text().replace("\u202f", " ") == "Download 294 MB"
     assert "first run on any Mac" in picker.detail.text() and "of 2.0\u00a0GB." in picker.detail.text()
-    recorded = RecordedSignals(picker)
     press(picker, Qt.Key.Key_Return)
-    assert recorded.downloads == [entries[0].id]
+    assert session.service.last("download").arguments["id"] == entries[0].id
     QTest.keyClicks(picker.search, "llama")
     assert row_texts(picker)[:2] == ["[Suggested downloads]", "mlx-community/Llama-3.2-1B-Instruct-4bit"]
 

@@ -32,8 +32,8 @@ from app.pages.completions.reading_pane import MEASURES
 from app.pages.evaluate.evaluate_page import EvaluatePage
 from app.pages.monitor.monitor_page import MonitorPage, changes
 from app.pages.rewards.rewards_page import RewardsPage
-from app.pages.runs.clone_dialog import CloneDialog
 from app.pages.runs.compare_view import CompareView
+from app.pages.runs.run_actions import CloneDialog
 from app.pages.runs.run_table import ColumnDialog
 from app.pages.runs.runs_page import RunsPage
 from app.state.completion_facts import FILTERS

@@ -225,6 +225,8 @@ def test_kept_case(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) ->
     assert page.case_model.index(0, 2).data() == "long gave 0.6; 0.3 is expected."
     page.views.choose("cases")
     page.cases.selectRow(0)
+    page.cases.setFocus()
+    page.activateWindow()
     QTest.keyClick(page.cases, Qt.Key.Key_Delete)
     qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases")
     assert not (tmp_path / "mine.cases.jsonl").exists()

@@ -9,8 +9,7 @@ from PySide6.QtCore import QModelIndex, Qt
 from PySide6.QtTest import QTest
 
 from app.pages.monitor.monitor_page import MonitorPage
-from app.pages.runs.queue_panel import QueuePanel
-from app.pages.runs.runs_page import RunsPage
+from app.pages.runs.runs_page import QueuePanel, RunsPage
 from app.state.run_list import RunQueue
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from PySide6.QtCore import QMimeData, QSizeF, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QTextCursor, QTextOption
-from PySide6.QtWidgets import QFrame, QPlainTextEdit, QScrollArea, QTextEdit
+from PySide6.QtWidgets import QAbstractButton, QFrame, QPlainTextEdit, QScrollArea, QTextEdit, QWidget
 
 from app import theme
-from app.pages.chat.pictures import PromptPictures, picture_files
 from app.state import charts
 from app.state.chat import ChatAnswer, ChatTurn
 from app.widgets.basic.controls import LinkButton
+from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import card, clear_layout, column, configure, holder, row, set_shown
+from app.widgets.basic.layout import FlowLayout, card, clear_layout, column, configure, holder, row, set_shown
 from app.widgets.basic.number_format import figure, short_duration
 from app.widgets.completion_detail import TagHighlighter, scores_html, show_conversation
 from app.widgets.completion_table import STOP_LABELS
+from app.widgets.pictures import PictureButton, PictureDialog
 
 FEWEST_LINES, MOST_LINES = 3, 8
 """Height of the prompt box: it grows with its text between these."""
 SHORT = 240
 TITLES = {"base": "Base", "tuned": "Tuned"}
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+SIDE = 72
 
 
 class PromptBox(QPlainTextEdit):
@@ -187,8 +192,7 @@ class Transcript(QScrollArea):
         turns = column(self._turns, None, margins=(0, 0, theme.SPACE, 0))
         self.setWidget(holder(turns, objectName="page"))
         self._follows = True
-        self.verticalScrollBar().rangeChanged.connect(self._follow)
-        self.verticalScrollBar().actionTriggered.connect(self._note_place)
+        configure(self.verticalScrollBar(), rangeChanged=self._follow, actionTriggered=self._note_place)
 
     def clear(self) -> None:
         clear_layout(self._turns)
@@ -212,10 +216,44 @@ class Transcript(QScrollArea):
         self.answers.append(views)
         self._follows = True
 
+    def _follow(self) -> None:
+        if self._follows:
+            self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
+
     def _note_place(self) -> None:
         bar = self.verticalScrollBar()
         self._follows = bar.sliderPosition() >= bar.maximum() - theme.scaled(24)
 
-    def _follow(self) -> None:
-        if self._follows:
-            self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
+
+def picture_files(mime: QMimeData) -> list[str]:
+    """Paths of the files that are dragged or in the clipboard, if all are pictures; else []."""
+    files = [url.toLocalFile() for url in mime.urls()]
+    return files if all(file.lower().endswith(SUFFIXES) for file in files) else []
+
+
+class PromptPictures(QWidget):
+    """Thumbnails of a prompt's pictures above its text. `can_remove`: each has a button that removes it."""
+
+    def __init__(self, paths: Sequence[str] = (), *, can_remove: bool = True) -> None:
+        super().__init__()
+        self._can_remove, self._places = can_remove, FlowLayout(self)
+        self.fill(paths)
+
+    def fill(self, paths: Sequence[str]) -> None:
+        self.paths = list(paths)
+        clear_layout(self._places)
+
+        def show(place: int) -> None:
+            PictureDialog(self.paths, place, self.window()).show()
+
+        def remove_at(place: int) -> None:
+            self.fill([path for i, path in enumerate(self.paths) if i != place])
+
+        for place, path in enumerate(paths):
+            picture = PictureButton(path, f"Picture {place + 1} of {len(paths)}", SIDE)
+            picture.clicked.connect(partial(show, place))
+            parts: list[tuple[QAbstractButton, int, Qt.AlignmentFlag]] = [(picture, 0, Qt.AlignmentFlag.AlignTop)]
+            if self._can_remove:
+                remove = IconButton("close", tip=f"Remove {Path(path).name}", clicked=partial(remove_at, place))
+                parts.append((remove, 0, Qt.AlignmentFlag.AlignTop))
+            self._places.addWidget(holder(row(*parts, spacing=0, margins=(0, 0, 0, 6))))

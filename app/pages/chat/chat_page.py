@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QTimer, Signal
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QHideEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QCheckBox, QFrame, QLineEdit, QToolButton, QWidget
 
 from app import theme
-from app.pages.chat.answer_view import PromptBox, Transcript
-from app.pages.chat.chat_controls import BROWSE, ModelBar, RowStrip, SamplingPanel, ServePanel
-from app.pages.chat.pictures import SUFFIXES, PromptPictures, picture_files
+from app.pages.chat.answer_view import SUFFIXES, PromptBox, PromptPictures, Transcript, picture_files
 from app.state import chat as chat_state
 from app.state.chat import ChatChoice, ChatWithModel, Endpoint, memory_sentence, model_choice, run_choice, sampling_of
 from app.state.session import Session
-from app.widgets.basic.controls import CheckBox, ElidedLabel, LinkButton, Segments
+from app.widgets.basic.controls import (
+    CheckBox,
+    ComboBox,
+    CopyLink,
+    Dot,
+    ElidedLabel,
+    LinkButton,
+    NumberEdit,
+    ProseEdit,
+    Segments,
+)
 from app.widgets.basic.dialogs import open_file, open_folder
-from app.widgets.basic.labels import EmptyState, button
-from app.widgets.basic.layout import column, configure, connect, holder, row, set_shown, stack
+from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
+from app.widgets.basic.layout import column, configure, connect, grid, holder, row, set_shown, set_style_property, stack
 from app.widgets.basic.number_format import figure
-from app.widgets.run_switcher import run_choices
+from app.widgets.run_switcher import Choice, Switcher, run_choices
 from backend.runs.run_folder import RunFolder
 from backend.utils.files import is_file
 
@@ -30,6 +41,7 @@ LEFT_MS = 120_000
 WIDE = 980
 TURNS_AT_ONCE = 4
 """Turns of a kept conversation that are laid out in one turn of the event loop."""
+BROWSE = "browse"
 
 
 class ChatPage(QWidget):
@@ -75,20 +87,25 @@ class ChatPage(QWidget):
         column(self.bar, self.serving, self.about, (middle, 1), into=self, margins=theme.GUTTER)
 
         chat, bar, lines = self.chat, self.bar, (*self.panel.fields.values(), self.panel.system)
-        chat.turns_changed.connect(self._show_turns)
-        chat.answer_changed.connect(self._show_answer)
-        chat.row_changed.connect(self._show_row)
-        chat.message.connect(session.message)
+        configure(chat, turns_changed=self._show_turns, answer_changed=self._show_answer, row_changed=self._show_row)
+        configure(chat, message=session.message)
         bar.models.chosen.connect(self._on_model)
         bar.load.clicked.connect(lambda: chat.unload() if self._is_chosen_loaded else self.load())
         bar.reset.clicked.connect(self.new_conversation)
         self.endpoint.changed.connect(lambda: bar.serve.setText("Serve" if self.endpoint.state == "off" else "Serving"))
-        self.notice.button_clicked.connect(self._on_notice)
+
+        def on_notice() -> None:
+            if chat.state == "loading":
+                chat.unload()
+            elif self._choice is None:
+                session.page_requested.emit("train")
+            else:
+                self.load()
+
+        self.notice.button_clicked.connect(on_notice)
         self.transcript.keep_requested.connect(chat.keep_case)
         self.rows.row_requested.connect(chat.pick_row)
-        self.prompt.sent.connect(self.send)
-        self.prompt.stopped.connect(chat.stop)
-        self.prompt.pictures_given.connect(self.give_pictures)
+        configure(self.prompt, sent=self.send, stopped=chat.stop, pictures_given=self.give_pictures)
         session.chat_requested.connect(self.choose_run)
         chat.state_changed.connect(self._on_state)
         connect(self._show, bar.checkpoints.activated, bar.settings.toggled, bar.serve.toggled)
@@ -136,7 +153,10 @@ class ChatPage(QWidget):
         shown = str(self.session.run.folder.path) if self.session.run is not None else ""
         usual = shown if shown in values else next(iter(values), "")
         chosen = self._choice.name if self._choice is not None else usual
-        self.bar.show_models(runs, self._models, chosen)
+        self.bar.choices = [*runs, *(Choice(value, text, "model") for value, text in self._models.items())]
+        self.bar.choices.append(Choice(BROWSE, "Another model…"))
+        text = next((choice.text for choice in self.bar.choices if choice.value == chosen), "Choose a model")
+        self.bar.models.show_choice(chosen, text)
         if chosen:
             self.choose(chosen)
 
@@ -210,13 +230,16 @@ class ChatPage(QWidget):
         self.notice.show_notice(*words, busy=chat.state == "loading")
         # The notice is covered by the turns: what keeps a prompt from its answer is told above them.
         is_told = bool(chat.turns) and (self._live is not None or chat.state in ("loading", "failed"))
-        self.about.setText(f"{words[0]}. {words[1]}" if is_told else about_loaded(chat))
+        sides = "Base and tuned are" if len(chat.sides) > 1 else "It is"
+        loaded = " ".join([f"{sides} loaded, {figure(chat.bytes / 1e9, 'GB')} of weights.", *chat.notes])
+        self.about.setText(f"{words[0]}. {words[1]}" if is_told else loaded if chat.is_loaded else "")
         can_serve = choice is not None and not choice.problem
         can_ask = can_serve and self._live is None
         self.sides.setVisible(len(chat.sides) > 1)
         set_shown(self.use_tools, chat.has_tools)
         set_shown(self.add_pictures, choice is not None and choice.reads_images)
-        self.rows.offer_rows(has_rows=choice is not None and choice.is_run, loaded=chat.is_loaded)
+        # A model that is not a run has no rows, and they are read with the model.
+        configure(self.rows.buttons, visible=choice is not None and choice.is_run, enabled=chat.is_loaded)
         set_shown(self._below, can_ask)
         set_shown(self.panel, can_ask and self.bar.settings.isChecked())
         self.bar.settings.setEnabled(can_ask)
@@ -226,19 +249,10 @@ class ChatPage(QWidget):
             self.serving.offer(f"An OpenAI-compatible API on this machine. {needs}", can_start=can_serve)
         self._show_enabled()
 
-    def _on_notice(self) -> None:
-        if self.chat.state == "loading":
-            self.chat.unload()
-        elif self._choice is None:
-            self.session.page_requested.emit("train")
-        else:
-            self.load()
-
     def _show_enabled(self) -> None:
         chat, choice = self.chat, self._choice
         can_load = choice is not None and not choice.problem and self._live is None and chat.state != "loading"
-        can_reset = bool(chat.turns)
-        self.bar.show_state(loaded=self._is_chosen_loaded, can_load=can_load, can_reset=can_reset)
+        self.bar.show_state(loaded=self._is_chosen_loaded, can_load=can_load, can_reset=bool(chat.turns))
         if chat.state == "answering":
             configure(self.send_button, text="Stop", tip="Escape", enabled=True)
         else:
@@ -251,7 +265,6 @@ class ChatPage(QWidget):
         return can_ask and is_free and self.panel.is_valid and bool(self.prompt.toPlainText().strip())
 
     def enabled_actions(self) -> dict[str, bool]:
-        """Action of the menu → applies now."""
         chat = self.chat
         has_rows = chat.is_loaded and chat.choice is not None and chat.choice.is_run
         return {
@@ -276,11 +289,9 @@ class ChatPage(QWidget):
         self._show()
 
     def _show_answer(self, index: int, side: str) -> None:
-        if index >= len(self.transcript.answers):
-            return
-        answer = self.chat.turns[index].answers[side]
-        view = self.transcript.answers[index][side]
-        view.show_answer(answer, self.chat.can_keep(answer))
+        if index < len(self.transcript.answers):
+            answer = self.chat.turns[index].answers[side]
+            self.transcript.answers[index][side].show_answer(answer, self.chat.can_keep(answer))
 
     def _show_row(self) -> None:
         if (chosen := self.chat.row) is not None:
@@ -301,11 +312,15 @@ class ChatPage(QWidget):
             return
         prompt, sides = self.prompt.toPlainText().strip(), self.sides.key
         chosen = self.chat.sides if sides == "both" or sides not in self.chat.sides else [sides]
-        expected, system = self.rows.expected.text().strip(), self.panel.system_message()
-        how = self.panel.values() | {"tools": self.use_tools.isChecked()}
-        continues = self.continues.isChecked()
-        images = self.pictures.paths
-        self.chat.send(prompt, chosen, how, images=images, expected=expected, system=system, continues=continues)
+        self.chat.send(
+            prompt,
+            chosen,
+            self.panel.values() | {"tools": self.use_tools.isChecked()},
+            images=self.pictures.paths,
+            expected=self.rows.expected.text().strip(),
+            system=self.panel.system_message(),
+            continues=self.continues.isChecked(),
+        )
         self.prompt.clear()
         self.pictures.fill([])
         self.rows.expected.clear()
@@ -316,7 +331,6 @@ class ChatPage(QWidget):
             self.give_pictures([str(file)])
 
     def give_pictures(self, files: list[str]) -> None:
-        """Add them to the prompt, if the chosen model reads pictures."""
         if self._choice is None:
             return
         if self._choice.reads_images:
@@ -359,8 +373,205 @@ def notice_words(
     return choice.label, f"{sides}It loads when you send a prompt. {memory_sentence(choice, checkpoint)}", ""
 
 
-def about_loaded(chat: ChatWithModel) -> str:
-    if not chat.is_loaded:
-        return ""
-    sides = "Base and tuned are" if len(chat.sides) > 1 else "It is"
-    return " ".join([f"{sides} loaded, {figure(chat.bytes / 1e9, 'GB')} of weights.", *chat.notes])
+class ModelBar(QWidget):
+    def __init__(self) -> None:
+        super().__init__()
+        self.choices: list[Choice] = []
+        self.models = Switcher("Run or model", lambda: self.choices)
+        self.checkpoints = ComboBox(name="Checkpoint", length=12)
+        self.load = button("Load")
+        self.reset = button("Clear", tip="Forget what was asked of this run or model (Ctrl+Alt+C)")
+        tip, focus = "Temperature, seed, system message, …", Qt.FocusPolicy.StrongFocus
+        self.settings = configure(QToolButton(), text="Settings", checkable=True, focusPolicy=focus, tip=tip)
+        tip = with_key_names("Let other programs use this model by OpenAI's API (Ctrl+Alt+V)")
+        self.serve = configure(QToolButton(), text="Serve", checkable=True, focusPolicy=focus, tip=tip)
+        title = label("Chat", theme.title_font())
+        row(title, self.models, self.checkpoints, self.load, None, self.reset, self.serve, self.settings, into=self)
+
+    @property
+    def checkpoint(self) -> str:
+        """The key of the chosen checkpoint, "" where there is none to choose."""
+        return self.checkpoints.currentData() or ""
+
+    def show_state(self, *, loaded: bool, can_load: bool, can_reset: bool) -> None:
+        """`loaded`: the chosen model is loaded, and the button unloads it."""
+        tip = with_key_names(f"{'Free its memory' if loaded else 'Load it now; a prompt does so too'} (Ctrl+Alt+L)")
+        configure(self.load, text="Unload" if loaded else "Load", tip=tip, enabled=loaded or can_load)
+        self.reset.setEnabled(can_reset)
+
+
+class ServePanel(QFrame):
+    started = Signal(int)  # port
+
+    def __init__(self, endpoint: Endpoint, port: int) -> None:
+        super().__init__()
+        self.setProperty("role", "card")
+        self._endpoint, self._can_start = endpoint, False
+        self._dot, self.status = Dot("placeholder"), ElidedLabel(colour="text")
+        self.port = NumberEdit(text=str(port), width=72, integers=(1, 65535), name="Port", textChanged=self._show)
+        self.port.returnPressed.connect(self._press)
+        self.start = button("", self._press)
+        self.url, self.copy = label(font=theme.mono_font(), selectable=True), CopyLink("Copy the address")
+        self.models = label(role="muted", wrap=True, selectable=True)
+        self._address = holder(row(self.url, self.copy, theme.SPACE, (self.models, 1)))
+        self.problem = label(role="problem", wrap=True, selectable=True)
+        self._port_name = label("Port", role="muted", buddy=self.port)
+        head = row(self._dot, (self.status, 1), self._port_name, self.port, self.start)
+        below = column(self._address, self.problem, spacing=6, margins=(self._dot.width() + theme.SPACE, 0, 0, 0))
+        column(head, below, into=self, spacing=6, margins=(12, theme.SPACE, 12, theme.SPACE))
+        endpoint.changed.connect(self._show)
+        self.offer("", can_start=False)
+
+    def offer(self, sentence: str, *, can_start: bool) -> None:
+        self._sentence, self._can_start = sentence, can_start
+        self._show()
+
+    def _press(self) -> None:
+        if self._endpoint.state in ("starting", "serving"):
+            self._endpoint.stop()
+        elif self.start.isEnabled():
+            self.started.emit(int(self.port.text()))
+
+    def _show(self) -> None:
+        endpoint, state = self._endpoint, self._endpoint.state
+        role, text = {
+            "off": ("placeholder", self._sentence),
+            "starting": ("warning", f"Loading {endpoint.title}…"),
+            "serving": ("good", f"Serving {endpoint.title}"),
+            "stopping": ("warning", "Stopping…"),
+        }[state]
+        self._dot.show_colour(role)
+        configure(self.status, text=text, toolTip=plain_tip(text))
+        self.url.setText(endpoint.url)
+        self.copy.content = endpoint.url
+        key = "; the key is that of GRPO_STUDIO_KEY" if endpoint.needs_key else ""
+        self.models.setText(f"{'Models' if len(endpoint.models) > 1 else 'Model'}: {', '.join(endpoint.models)}{key}")
+        set_shown(self._address, state == "serving")
+        show_text(self.problem, endpoint.problem)
+        for part in (self._port_name, self.port):
+            part.setEnabled(state == "off")
+        is_ready = self._can_start and self.port.hasAcceptableInput()
+        may_press = is_ready if state == "off" else state != "stopping"
+        configure(self.start, text="Start" if state == "off" else "Stop", enabled=may_press)
+
+
+class RowStrip(QWidget):
+    row_requested = Signal(int)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._row, self._of = -1, 0
+        request = self.row_requested.emit
+        self.previous = button("Previous", lambda: request(max(-1, self._row - 1)), tip="The row before")
+        self.next = button("Next", lambda: request(self._row + 1), tip="The row after")
+        # Before the first row the number of rows is unknown; the page takes a large number modulo it.
+        self.random = button("Random", lambda: request(random.randrange(self._of or 1 << 30)), tip="Any row")
+        self.about = ElidedLabel(font=theme.figures_font())
+        tip = "Given to the reward functions; without it those that need an answer are skipped."
+        self.expected = configure(QLineEdit(placeholderText="unknown"), name="Expected answer", tip=tip, width=150)
+        caption = label("Expected answer", role="muted", buddy=self.expected)
+        title = label("Prompts of the dataset", role="muted")
+        self.buttons = holder(row(title, self.previous, self.next, self.random))
+        row(self.buttons, (self.about, 1), caption, self.expected, into=self)
+
+    def show_row(self, number: int, of: int, answer: str, source: str) -> None:
+        self._row, self._of = number, of
+        configure(self.about, text=f"Row {figure(number + 1)} of {figure(of)}", toolTip=plain_tip(source))
+        self.expected.setText(answer)
+
+    def forget(self) -> None:
+        self._row, self._of = -1, 0
+        self.about.setText("")
+        self.expected.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingField:
+    key: str
+    title: str
+    whole: bool
+    low: float
+    high: float
+    tip: str
+
+    def number(self, text: str) -> float | int | None:
+        """The number in a text; None if it is not one, or out of range."""
+        try:
+            number = int(text) if self.whole else float(text.replace(",", "."))
+        except ValueError:
+            return None
+        is_inside = self.low <= number <= self.high and not (self.key == "top_p" and number == 0)
+        return number if is_inside else None
+
+
+FIELDS = (
+    SamplingField("temperature", "Temperature", False, 0, 100, "0 always takes the likeliest token."),
+    SamplingField("top_p", "Top-p", False, 0, 1, "Keeps the likeliest tokens that make up this share; 1 keeps all."),
+    SamplingField("top_k", "Top-k", True, 0, 1e6, "Keeps that many of the likeliest tokens; 0 keeps all."),
+    SamplingField("min_p", "Min-p", False, 0, 1, "Drops tokens below this share of the likeliest; 0 keeps all."),
+    SamplingField("max_tokens", "Max tokens", True, 1, 1e6, "A longer answer is cut off."),
+    SamplingField("seed", "Seed", True, 0, 2**63 - 1, "The same seed gives the same answers; both sides share it."),
+)
+
+
+class SamplingPanel(QFrame):
+    def __init__(self) -> None:
+        super().__init__()
+        configure(self, role="card", fixedWidth=theme.scaled(200))
+        self.fields: dict[str, NumberEdit] = {}
+        self._defaults: dict[str, Any] = {}
+        self._system_default = ""
+        self.system = ProseEdit(6, accessibleName="System message", placeholderText="None", textChanged=self._check)
+        tip = "Ignores the run's regular expression or JSON schema."
+        self.free_output = configure(QCheckBox("Free output"), toolTip=tip, toggled=self._check)
+        self.restore = LinkButton("Reset", on_click=lambda: self.show_defaults(self._defaults, self._system_default))
+        self.problem = label(role="problem", wrap=True)
+        numbers = []
+        for entry in FIELDS:
+            line = NumberEdit(name=entry.title, width=76, toolTip=entry.tip, textChanged=self._check)
+            self.fields[entry.key] = line
+            numbers.append((label(entry.title, role="muted", buddy=line, toolTip=entry.tip), line))
+        heading, lines = theme.heading_font(), grid(numbers, stretch=0, spacing=(theme.SPACE, 6))
+        sampling = (label("Sampling", heading), lines, self.free_output, self.problem)
+        system = (label("System message", heading), self.system, self.restore)
+        column(*sampling, theme.SPACE, *system, None, into=self, margins=(12, 10, 12, 12))
+        self._check()
+
+    def show_defaults(self, values: Mapping[str, Any], system: str) -> None:
+        self._defaults, self._system_default = dict(values), system
+        for key, line in self.fields.items():
+            line.setText(_text(values.get(key)))
+        self.free_output.setChecked(bool(values.get("free_output")))
+        set_shown(self.free_output, values.get("free_output") is not None)
+        self.system.setPlainText(system)
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.problem.text()
+
+    def values(self) -> dict[str, Any]:
+        numbers = {entry.key: entry.number(self.fields[entry.key].text()) for entry in FIELDS}
+        return {**numbers, "free_output": self.free_output.isChecked()}
+
+    def system_message(self) -> str | None:
+        """The text that replaces the run's system message; None where it is unchanged."""
+        text = self.system.toPlainText()
+        return None if text == self._system_default else text
+
+    def _check(self) -> None:
+        wrong = [entry for entry in FIELDS if entry.number(self.fields[entry.key].text()) is None and self._defaults]
+        for entry in FIELDS:
+            set_style_property(self.fields[entry.key], "problem", entry in wrong)
+        sentences = (
+            f"{each.title} is {'a whole number' if each.whole else 'a number'} from {each.low:g}"
+            f"{' to 1' if each.high <= 1 else ''}."
+            for each in wrong
+        )
+        show_text(self.problem, next(sentences, ""))
+        is_changed = any(line.text() != _text(self._defaults.get(key)) for key, line in self.fields.items())
+        is_free = bool(self._defaults.get("free_output")) != self.free_output.isChecked()
+        self.restore.setEnabled(is_changed or is_free or self.system_message() is not None)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -7,29 +7,37 @@ from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
-from PySide6.QtCore import QItemSelectionModel, Qt, QTimer
-from PySide6.QtGui import QActionGroup, QGuiApplication, QHideEvent, QKeySequence, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
+from PySide6.QtCore import QItemSelectionModel, QSignalBlocker, Qt, QTimer, Signal
+from PySide6.QtGui import (
+    QActionGroup,
+    QDoubleValidator,
+    QGuiApplication,
+    QHideEvent,
+    QKeySequence,
+    QResizeEvent,
+    QShowEvent,
+)
+from PySide6.QtWidgets import QFileDialog, QMenu, QPushButton, QSizePolicy, QWidget
 
 from app import theme
-from app.pages.completions.filter_bar import RUN, STEP, FilterBar, StepHead
 from app.pages.completions.reading_pane import GREY, HINT, ReadingPane
 from app.state import charts
-from app.state.completion_facts import ALL, FILTERS, CompletionFacts, Query, select, sort, why_empty
+from app.state.completion_facts import ALL, FILTERS, SCORE, CompletionFacts, Query, select, sort, why_empty
 from app.state.correctness import correctness_of, entries_of, marked_reward
 from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_completions import RunCompletions
 from app.state.session import Session
-from app.widgets.basic.controls import LinkButton
-from app.widgets.basic.labels import EmptyState, button, show_text
-from app.widgets.basic.layout import column, configure, connect, holder, set_shown, set_tab_order, splitter, stack
+from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel, LinkButton, NumberEdit, SearchEdit, Segments
+from app.widgets.basic.labels import EmptyState, button, label, show_text
+from app.widgets.basic.layout import column, configure, connect, holder, row, set_shown, set_tab_order, splitter, stack
 from app.widgets.basic.number_format import counted, finite
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import CompletionLine, CompletionModel, CompletionTable, lines_of_row
+from app.widgets.run_switcher import RunSwitcher
 from backend.runs.completion_files import SUFFIXES, export_completions
 from backend.runs.completion_rows import conversation_text, listed_completions, prompt_key, scores_of, turns_of
 from backend.runs.run_record import change_notes
@@ -45,6 +53,8 @@ SLICE_S = 0.010
 NOTHING = "No completions yet", "They appear here with the first step of a run.", "Go to Train"
 ANSWERS = "No completions", "SFT learns the answers of its dataset and samples none. Chat shows what it writes now."
 """Title, sentence and button of the page without completions."""
+STEP, RUN = "step", "run"
+TYPING_MS = 300
 
 
 class RunLines(Sequence[CompletionLine]):
@@ -61,11 +71,7 @@ class RunLines(Sequence[CompletionLine]):
     def __len__(self) -> int:
         return len(self._offsets)
 
-    @overload
-    def __getitem__(self, index: int) -> CompletionLine: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[CompletionLine]: ...
-    def __getitem__(self, index: int | slice) -> CompletionLine | Sequence[CompletionLine]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
         if index not in self._lines:
@@ -103,8 +109,8 @@ def step_lines(
         numbers = sort(facts, numbers, order[0], descending=order[1])
     of_row = facts.column("row")[numbers]
     lines: list[CompletionLine] = []
-    for group, (offset, row) in enumerate(placed_rows):
-        prompt, *completions = lines_of_row(group, row, offset)
+    for group, (offset, placed) in enumerate(placed_rows):
+        prompt, *completions = lines_of_row(group, placed, offset)
         chosen = facts.column("place")[numbers[of_row == group]].tolist()
         if chosen or not completions:
             lines += [prompt, *(completions[place] for place in chosen)]
@@ -221,6 +227,9 @@ class CompletionsPage(QWidget):
         super().hideEvent(event)
         self._read_on()
 
+    def _steps(self) -> list[int]:
+        return self._run.index.steps() if self._run else []
+
     def _read_on(self) -> None:
         if self.completions is not None:
             self.completions.follow(self.isVisible() and (self.bar.scope.key == RUN or self.bar.is_filtering))
@@ -229,7 +238,7 @@ class CompletionsPage(QWidget):
         if not self.isVisible():
             return
         self._read_on()
-        steps = self._run.index.steps() if self._run else []
+        steps = self._steps()
         self._stack.setCurrentIndex(1 if steps else 0)
         self.nothing.show_notice(*(ANSWERS if self._run and self._run.config.get("train_mode") == "sft" else NOTHING))
         if self._run is None or self.completions is None or not steps:
@@ -258,8 +267,8 @@ class CompletionsPage(QWidget):
         placed = run.index.placed_rows(step)
         rows = [row for _, row in placed]
         facts = CompletionFacts()
-        for offset, row in placed:
-            facts.append(row, offset)
+        for offset, of_prompt in placed:
+            facts.append(of_prompt, offset)
         names, labels = run.reward_names, labels_of(run)
         self.model.set_columns(names, labels, weights_at(run, step, rows), facts.logged)
         self.bar.set_measures(names, labels, facts.logged)
@@ -342,7 +351,7 @@ class CompletionsPage(QWidget):
             self.pane.set_rewards(run.reward_names, labels_of(run), weights)
             self.pane.load_tokens = partial(completions.token_data, line.offset, line.place)
         pair = self.table.selected_lines if len(self.table.selected_rows()) == 2 else []
-        first, second = (pair[0].completion, pair[1].completion) if len(pair) == 2 else (None, None)
+        first, second = (one.completion for one in pair) if len(pair) == 2 else (None, None)
         others = self.model.rowCount() - 1 if self.model.is_flat else len(listed_completions(line.row)) - 1
         can_compare = line.completion is not None and len(pair) != 2 and others > 0
         has_results = any(turn.get("result_tokens") for turn in turns_of(line.completion or {}))
@@ -355,7 +364,6 @@ class CompletionsPage(QWidget):
             self.detail.show_completion(line.row, line.completion)
 
     def menu(self) -> QMenu:
-        """What can be done with the current completion, and which reward tells that it is correct."""
         menu, line, run = QMenu(self), self.table.current_line, self._run
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         if line is None or run is None:
@@ -366,8 +374,15 @@ class CompletionsPage(QWidget):
         menu.addAction("Copy prompt", lambda: copy(prompt))
         menu.addAction("Copy rows as a table", QKeySequence.StandardKey.Copy, self.table.copy)
         menu.addSeparator()
-        best = self._best_of_group(line)
-        menu.addAction("Compare with the best of its group", lambda: self._compare_with(best)).setEnabled(best >= 0)
+        rewards = {
+            at: reward
+            for at, other in enumerate(() if self.model.is_flat or line.completion is None else self.model.rows)
+            if other.completion is not None and other.group == line.group and other.place != line.place
+            if (reward := finite(other.completion.get("reward"))) is not None
+        }
+        best, flags = max(rewards, key=lambda at: rewards[at], default=-1), QItemSelectionModel.SelectionFlag
+        add = partial(self.table.selectionModel().select, self.model.index(best, 0), flags.Select | flags.Rows)
+        menu.addAction("Compare with the best of its group", add).setEnabled(best >= 0)
         menu.addAction("Follow this prompt", self._follow_prompt)
         menu.addAction("Find in Evaluate", lambda: self.session.prompt_requested.emit(prompt_key(line.row)))
         menu.addSeparator()
@@ -380,20 +395,6 @@ class CompletionsPage(QWidget):
             action.setCheckable(True)
             action.setChecked(name == marked)
         return menu
-
-    def _best_of_group(self, line: CompletionLine) -> int:
-        """The row of the table with the best other completion of its group, or −1."""
-        rewards = {
-            at: reward
-            for at, other in enumerate(() if self.model.is_flat or line.completion is None else self.model.rows)
-            if other.completion is not None and other.group == line.group and other.place != line.place
-            if (reward := finite(other.completion.get("reward"))) is not None
-        }
-        return max(rewards, key=lambda at: rewards[at], default=-1)
-
-    def _compare_with(self, row: int) -> None:
-        flags = QItemSelectionModel.SelectionFlag
-        self.table.selectionModel().select(self.model.index(row, 0), flags.Select | flags.Rows)
 
     def _mark(self, run: Run, name: str) -> None:
         with problems_to(self.session.message.emit):
@@ -468,7 +469,7 @@ class CompletionsPage(QWidget):
         self._pick_or_explain(step)
 
     def pick(self, step: int) -> None:
-        steps = self._run.index.steps() if self._run else []
+        steps = self._steps()
         self._picked = _nearest(steps, step) if steps else step  # the nearest now: a step beyond the end would follow
         self.head.follow(False)
         if self.bar.scope.key == RUN:
@@ -490,8 +491,7 @@ class CompletionsPage(QWidget):
             self.head.newest.setChecked(False)
 
     def go(self, by: int) -> None:
-        steps = self._run.index.steps() if self._run else []
-        if steps and self._shown is not None:
+        if (steps := self._steps()) and self._shown is not None:
             index = steps.index(_nearest(steps, self._shown[1])) + by
             if 0 <= index < len(steps):
                 self.pick(steps[index])
@@ -518,9 +518,7 @@ class CompletionsPage(QWidget):
                 self.table.selectRow(row)
             return
         completions.follow(True)
-        number = completions.number_of(line.offset, line.place)
-        chosen = completions.select(self.bar.query)
-        at = -1
+        number, chosen, at = completions.number_of(line.offset, line.place), completions.select(self.bar.query), -1
         if number is not None:
             at = int(np.searchsorted(chosen, number, side="right" if by > 0 else "left")) - (by < 0)
         if 0 <= at < len(chosen):
@@ -540,3 +538,145 @@ def labels_of(run: Run) -> list[str]:
 def _nearest(steps: list[int], step: int) -> int:
     at = bisect_left(steps, step)
     return min(steps[max(0, at - 1) : at + 1] or steps[-1:], key=lambda known: (abs(known - step), known))
+
+
+class StepHead(QWidget):
+    moved = Signal(int)
+    typed = Signal(int)
+
+    def __init__(self, open_run: Callable[[str], object], save: QPushButton) -> None:
+        super().__init__()
+        self.switcher = RunSwitcher(open_run)
+        self.earlier = button("Earlier", lambda: self.moved.emit(-1), tip="The step before (Ctrl+[)")
+        self.later = button("Later", lambda: self.moved.emit(1), tip="The step after (Ctrl+])")
+        self.step = NumberEdit(name="Step", width=72, integers=(0, 2**31 - 1), editingFinished=self._type)
+        self.newest = CheckBox("Follow newest", checked=True)
+        self.about = ElidedLabel(font=theme.figures_font())
+        title, steps = label("Completions", theme.title_font()), (label("Step"), self.step, self.earlier, self.later)
+        row(title, self.switcher, (self.about, 1), self.newest, theme.SPACE, *steps, save, into=self)
+
+    def show_step(self, step: int, first: int, last: int) -> None:
+        if not self.step.hasFocus() or not self.step.isModified():  # the user may be typing a number there
+            self.step.setText(str(step))
+        self.earlier.setEnabled(step > first)
+        self.later.setEnabled(step < last)
+
+    def follow(self, newest: bool) -> None:
+        with QSignalBlocker(self.newest):
+            self.newest.setChecked(newest)
+
+    def _type(self) -> None:
+        # `editingFinished` comes also when the focus merely leaves the line.
+        if self.step.isModified() and self.step.text():
+            self.step.setModified(False)
+            self.typed.emit(int(self.step.text()))
+
+
+class FilterBar(QWidget):
+    changed = Signal()  # query or scope
+    moved = Signal(int)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prompt: int | None = None
+        self.right = ""  # the reward function that tells a right completion
+        self.search = SearchLine()
+        self.scope = Segments({STEP: "This step", RUN: "Whole run"}, "Completions of")
+        labels = {name: about.label for name, about in FILTERS.items()}
+        tips = [each.sentence for each in FILTERS.values()]
+        policy = (QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+        self.filter = ComboBox(name="Filter", length=20, items=labels, tips=tips, sizePolicy=policy)
+        before, after = "Previous match, in earlier steps too (Ctrl+Shift+G)", "Next match, in later steps too (Ctrl+G)"
+        self.previous = button("Previous", lambda: self.moved.emit(-1), tip=before)
+        self.next = button("Next", lambda: self.moved.emit(1), tip=after)
+        self.measure = ComboBox(name="Score", length=14)
+        self.side = ComboBox(name="Above or below", length=5, items={True: "above", False: "below"})
+        left = Qt.AlignmentFlag.AlignLeft
+        self.limit = NumberEdit(name="Value", text="0", width=72, alignment=left, validator=QDoubleValidator(self))
+        self.prompt = LinkButton("All prompts again", on_click=lambda: self.follow_prompt(None))
+        self.found = ElidedLabel(font=theme.figures_font(theme.CAPTION))
+        self._second = holder(row(self.measure, self.side, self.limit, self.prompt, (self.found, 1)))
+        column(row((self.search, 1), self.scope, self.filter, self.previous, self.next), self._second, into=self)
+        self.set_measures([], [])
+        boxes = (self.filter, self.measure, self.side)
+        conditions = (self.limit.editingFinished, *(box.currentIndexChanged for box in boxes))
+        connect(self._show_condition, *conditions)
+        connect(lambda *_: self.changed.emit(), *conditions, self.scope.chosen)
+        self._show_condition()
+
+    def report(self, sentence: str) -> None:
+        self.found.setText(sentence)
+        self._show_condition()
+
+    @property
+    def query(self) -> Query:
+        limit: tuple[float, bool] = self.limit.locale().toDouble(self.limit.text())  # pyright: ignore
+        is_above, measure = bool(self.side.currentData()), self.measure.currentData() or "reward"
+        name, value = self.filter.currentData(), limit[0]
+        return Query(name, measure, is_above=is_above, limit=value, prompt=self._prompt, right=self.right)
+
+    @property
+    def is_filtering(self) -> bool:
+        return self.query.filter != ALL or self._prompt is not None
+
+    def show_filter(self, name: str) -> None:
+        self.filter.setCurrentIndex(max(0, self.filter.findData(name)))
+
+    def reset(self) -> None:
+        with QSignalBlocker(self):
+            self.show_filter(ALL)
+            self.search.forget()
+            self._prompt = None
+            self.scope.choose(STEP)
+            self.report("")
+
+    def follow_prompt(self, prompt: int | None) -> None:
+        self._prompt = prompt
+        self._show_condition()
+        self.scope.choose(RUN if prompt is not None else self.scope.key)  # which emits `changed`
+
+    def set_measures(
+        self, names: Sequence[str], labels: Sequence[str], logged: Mapping[str, bool] | None = None
+    ) -> None:
+        """The numbers that a condition may be about: scores of functions, and what they `logged` if it is numbers."""
+        listed = {"reward": "Reward", "advantage": "Advantage", "tokens": "Tokens"}
+        listed |= {f"score:{name}": text for name, text in zip(names, labels, strict=True)}
+        listed |= {f"logged:{name}": name for name, is_number in (logged or {}).items() if is_number}
+        chosen = str(self.measure.currentData())
+        if chosen.startswith("logged:"):
+            listed.setdefault(chosen, self.measure.currentText())  # the condition stays where a step has none of it
+        with QSignalBlocker(self.measure):
+            self.measure.fill(listed, chosen)
+
+    def _show_condition(self) -> None:
+        is_score = self.filter.currentData() == SCORE
+        for part in (self.measure, self.side, self.limit):
+            set_shown(part, is_score)
+        set_shown(self.prompt, self._prompt is not None)
+        set_shown(self._second, is_score or self._prompt is not None or bool(self.found.text()))
+        self.filter.setToolTip(FILTERS[self.filter.currentData()].sentence)
+
+
+class SearchLine(SearchEdit):
+    """The search, a moment after the last key, and at once on Return."""
+
+    searched = Signal(str)
+
+    def __init__(self) -> None:
+        super().__init__("Find text in prompts and completions")
+        tip = "Searches prompts, completions and texts that reward functions logged, over the whole run"
+        configure(self, toolTip=tip, minimumWidth=theme.scaled(140), returnPressed=self._search)
+        self._last = ""
+        self._timer = configure(QTimer(self, singleShot=True, interval=TYPING_MS), timeout=self._search)
+        self.textChanged.connect(lambda: self._timer.start())
+
+    def forget(self) -> None:
+        self._last = ""
+        self.clear()
+        self._timer.stop()
+
+    def _search(self) -> None:
+        self._timer.stop()
+        if self.text() != self._last:
+            self._last = self.text()
+            self.searched.emit(self._last)

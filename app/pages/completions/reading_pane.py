@@ -131,28 +131,6 @@ def background(measure: TokenMeasure, strength: float) -> QColor:
     return blend(getattr(theme.palette(), role), STRONGEST * abs(strength))
 
 
-def _token_format(measure: TokenMeasure, shade: int | None, is_trained: bool) -> QTextCharFormat | None:
-    if is_trained and not shade:
-        return None
-    form = QTextCharFormat()
-    if is_trained:
-        form.setBackground(background(measure, shade / SHADES))  # pyright: ignore[reportOptionalOperand]
-    else:
-        form.setForeground(theme.palette().muted)
-        form.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
-    return form
-
-
-def _difference_format(kind: str) -> QTextCharFormat | None:
-    if kind == "same":
-        return None
-    form, is_added = QTextCharFormat(), kind == "added"  # not by the colour alone
-    form.setBackground(blend(theme.palette().good if is_added else theme.palette().bad, CHANGED))
-    form.setFontStrikeOut(not is_added)
-    form.setFontWeight(QFont.Weight.DemiBold if is_added else QFont.Weight.Normal)
-    return form
-
-
 def blend(over: QColor, share: float) -> QColor:
     under = theme.palette().field
     parts = ((under.redF(), over.redF()), (under.greenF(), over.greenF()), (under.blueF(), over.blueF()))
@@ -248,12 +226,23 @@ class ReadingPane(CompletionPane):
         if self._pair:
             parts = diff(*(visible(conversation_text(each)) for each in self._pair))
             self._explain(SAME_TEXT if all(kind == "same" for kind, _ in parts) else CHANGES)
-            shown = [(part, _difference_format(kind)) for kind, part in parts]
+            shown = []
+            for kind, part in parts:
+                form, is_added = QTextCharFormat(), kind == "added"  # not by the colour alone
+                form.setBackground(blend(theme.palette().good if is_added else theme.palette().bad, CHANGED))
+                form.setFontStrikeOut(not is_added)
+                form.setFontWeight(QFont.Weight.DemiBold if is_added else QFont.Weight.Normal)
+                shown.append((part, None if kind == "same" else form))
         elif tokens is not None:
-            strengths = (None if x is None else round(x * SHADES) for x in tokens.strengths)
-            kinds = zip(strengths, tokens.trained, strict=False)
-            formats = (_token_format(tokens.measure, shade, is_trained) for shade, is_trained in kinds)
-            shown = list(zip(tokens.texts, formats, strict=False))
+            shown = []
+            for text, strength, is_trained in zip(tokens.texts, tokens.strengths, tokens.trained, strict=False):
+                form, shade = QTextCharFormat(), round((strength or 0.0) * SHADES)
+                if is_trained and shade:
+                    form.setBackground(background(tokens.measure, shade / SHADES))
+                elif not is_trained:
+                    form.setForeground(theme.palette().muted)
+                    form.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
+                shown.append((text, form if shade or not is_trained else None))
         else:
             tags = [tag for tag, box in self.folds.items() if box.isChecked()]
             shown = [
@@ -285,8 +274,6 @@ class ReadingPane(CompletionPane):
 
 
 class TokenLegend(QWidget):
-    """A strip of the colours from one end to the other, with the values of both ends and the unit."""
-
     def __init__(self) -> None:
         super().__init__()
         self.tokens: ColouredTokens | None = None

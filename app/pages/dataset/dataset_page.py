@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
-from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtGui import QHideEvent, QKeySequence, QShortcut, QShowEvent
-from PySide6.QtWidgets import QSizePolicy, QSplitter, QWidget
+from PySide6.QtCore import QEvent, QRectF, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QHelpEvent, QHideEvent, QKeySequence, QPainter, QPaintEvent, QPen, QShortcut, QShowEvent
+from PySide6.QtWidgets import QFrame, QLabel, QSizePolicy, QSplitter, QToolTip, QWidget
 
 from app import theme
-from app.pages.dataset.cards import ColumnMapping, DatasetFigures
 from app.pages.dataset.rows import CHUNK, DataColumn, RowDetail, RowModel, RowTable
 from app.state.dataset import SPLITS, USES, Dataset
+from app.state.draft import Draft
 from app.state.reward_bench import MAX_ROWS
 from app.state.session import Session
-from app.widgets.basic.controls import ComboBox
+from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
 from app.widgets.basic.dialogs import show_details
-from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
-from app.widgets.basic.layout import card, column, configure, connect, row, set_shown, set_style_property, stack
-from app.widgets.basic.number_format import file_size
+from app.widgets.basic.labels import EmptyState, button, label, plain_tip, progress_bar, show_text, with_key_names
+from app.widgets.basic.layout import (
+    card,
+    clear_layout,
+    column,
+    configure,
+    grid,
+    holder,
+    row,
+    set_shown,
+    set_style_property,
+    set_tab_order,
+    stack,
+)
+from app.widgets.basic.number_format import DASH, counted, file_size, ticks
+from app.widgets.basic.tables import LEFT, RIGHT
+from app.widgets.form.field import Field
 from app.widgets.form.fields import PathField
 from backend.config.config import SETTINGS
 from backend.config.setting import step_parts
@@ -61,6 +76,21 @@ FAILED = (
     "The error is shown above. Try again once the network is back or the file is fixed.",
     "Try again",
 )
+NONE = "None"
+SPLIT_KEYS = ("train_split", "valid_split", "test_split")
+COLUMNS = 4
+BAR_PITCH = 7
+FIGURES = {
+    "rows": ("Rows", "Rows of this split. Of a large file only the first are shown and counted, and ~ is an estimate."),
+    "too_long": (
+        "Too long",
+        "Prompts above Max prompt, or without room for a completion. Training skips or cuts them.",
+    ),
+    "unanswered": ("No answer", "Rows whose answer is missing or empty: rewards that compare give them nothing."),
+    "repeated": ("Repeated", "Rows whose prompt is the same as that of an earlier row."),
+    "refused": ("Unusable", "Rows without a usable prompt. Training refuses the dataset until they are fixed."),
+}
+LENGTHS, VARIETY = "Lengths", "Variety"
 
 
 class DatasetPage(QWidget):
@@ -79,13 +109,15 @@ class DatasetPage(QWidget):
         self.path = PathField(SETTINGS["data"], self)
         self.path.label.hide()
         body = self._body = QWidget(self)
-        self.mapping, self.counts = ColumnMapping(USES, body), DatasetFigures(body)
+        self.mapping, self.counts = ColumnMapping(self.draft, body), DatasetFigures(body)
         for part in (self.mapping, self.counts):  # SHARES decide the widths, not the texts
             part.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self.which = ComboBox(name="Split that is shown", length=14)
-        self.difficulty = ComboBox(name="Rows by difficulty", length=16, shown=False)
+        choose = lambda: dataset.set_split(self.which.currentData())  # noqa: E731
+        self.which = ComboBox(name="Split that is shown", length=14, activated=choose)
+        order = self._show_chosen_rows
+        self.difficulty = ComboBox(name="Rows by difficulty", length=16, shown=False, activated=order)
         self.shown = label(font=theme.heading_font(), buddy=self.which, minimumHeight=28)
-        self.model = RowModel(self)
+        self.model = configure(RowModel(self), chunk_requested=self._request_chunk)
         self.table = RowTable(self.model)
         self.try_button = button("Try rewards", self.try_rewards)
         tip = "The traceback of the map function"
@@ -115,22 +147,15 @@ class DatasetPage(QWidget):
             *(*self.path.tab_stops, self.hold_out, *self.mapping.tab_stops, self.counts.other, self.which),
             *(self.difficulty, *buttons, self.table, *self.detail.views.buttons.values(), self.detail.pane),
         ]
-        for widget, following in pairwise(tab_stops):
-            QWidget.setTabOrder(widget, following)
+        set_tab_order(*tab_stops)
 
-        connect(self.draft.set, self.path.edited, self.mapping.edited)
+        self.path.edited.connect(self.draft.set)
         self.mapping.use.clicked.connect(lambda: self.draft.update(dataset.suggested_columns))
         self.draft.changed.connect(self._on_changed)
-        dataset.changed.connect(self._show_all)
-        dataset.counts_changed.connect(self._show_counts)
-        dataset.variety_changed.connect(self._show_variety)
-        dataset.rows_replaced.connect(self._show_rows)
+        configure(dataset, changed=self._show_all, counts_changed=self._show_counts, variety_changed=self._show_variety)
+        configure(dataset, rows_replaced=self._show_rows)
         self.counts.other.clicked.connect(self._show_about)
-        self.which.activated.connect(lambda: dataset.set_split(self.which.currentData()))
-        self.difficulty.activated.connect(self._show_chosen_rows)
-        self.model.chunk_requested.connect(self._request_chunk)
-        self.table.chosen.connect(lambda: self._rest_timer.start())
-        self.table.selected.connect(self._show_enabled)
+        configure(self.table, chosen=lambda: self._rest_timer.start(), selected=self._show_enabled)
         QShortcut(QKeySequence.StandardKey.Refresh, self, lambda: dataset.refresh(again=True))
         self._show_all()
         self._show_rows()  # for the line on Train they may have been read before this page was built
@@ -151,22 +176,19 @@ class DatasetPage(QWidget):
 
     def _show_values(self) -> None:
         self.path.show_value(self.draft.value("data"))
-        self.mapping.show_values({key: self.draft.value(key) for key in self.mapping.fields})
+        self.mapping.show_values()
 
     def _show_all(self) -> None:
         dataset, preview = self.dataset, self.dataset.preview
         unread = self.failed if dataset.state == "failed" and "form" not in preview else self._body
         self._stack.setCurrentWidget({"none": self.nothing, "absent": self.absent}.get(dataset.state, unread))
         self._show_values()
-        self.mapping.offer_names(dataset)
-        self.mapping.show_columns(dataset.uses)
+        self.mapping.show_dataset(dataset)
         self._show_values()
-        self.mapping.show_problems(dataset.faults)
-        self.mapping.show_likely(dataset.suggested_columns)
         self._show_problems()
         splits = dataset.splits
         is_alone = list(splits) == ["train"] and splits["train"]["rows"] >= FEWEST_ROWS
-        set_shown(self.nothing_held_out, is_alone and not self.draft.value("validation_split"))
+        self.nothing_held_out.setVisible(is_alone and not self.draft.value("validation_split"))
         self.which.fill({split: f"{SPLITS[split]} · {each['rows']:,}" for split, each in splits.items()}, dataset.split)
         self.which.setVisible(len(splits) > 1)
         self.shown.setText("Rows of" if len(splits) > 1 else "Rows")
@@ -219,7 +241,6 @@ class DatasetPage(QWidget):
         configure(self.counts.about, text=text, toolTip=plain_tip(text))
 
     def enabled_actions(self) -> dict[str, bool]:
-        """Action of the Rewards menu → is enabled."""
         selected = sum(map(len, self.table.selected_ranges()))
         return {"try_rows": self.dataset.split == "train" and 0 < selected <= MAX_ROWS}
 
@@ -252,21 +273,21 @@ class DatasetPage(QWidget):
         self.difficulty.clear()
         self.difficulty.hide()
         self._show_chosen_rows()
-        if self.model.numbers:
-            self.dataset.request("preview_difficulty", self._offer_difficulty, self)
 
-    def _offer_difficulty(self, answer: dict[str, Any] | None) -> None:
-        """Offer the kinds of prompts, as the newest run on the dataset solved them."""
-        if not answer or not answer["rows"] or self._by_difficulty:
-            return
-        self._by_difficulty = {"all": [entry[0] for entry in answer["rows"]]}
-        for index, _, _, kind in answer["rows"]:
-            self._by_difficulty.setdefault(kind, []).append(index)
-        self.model.solved = {index: f"{solved} of {sampled}" for index, solved, sampled, _ in answer["rows"]}
-        counts = {kind: len(self._by_difficulty[kind]) for kind in KINDS if kind in self._by_difficulty}
-        self.difficulty.fill({"": "File order"} | {kind: f"{KINDS[kind]} · {n:,}" for kind, n in counts.items()}, "")
-        configure(self.difficulty, visible=True, toolTip=plain_tip(SOLVED_BY.format(run=answer["run"])))
-        self._show_chosen_rows()
+        def offer(answer: dict[str, Any] | None) -> None:
+            if not answer or not answer["rows"] or self._by_difficulty:
+                return
+            found = self._by_difficulty = {"all": [entry[0] for entry in answer["rows"]]}
+            for index, _, _, kind in answer["rows"]:
+                found.setdefault(kind, []).append(index)
+            self.model.solved = {index: f"{solved} of {sampled}" for index, solved, sampled, _ in answer["rows"]}
+            kinds = {kind: f"{text} · {len(found[kind]):,}" for kind, text in KINDS.items() if kind in found}
+            self.difficulty.fill({"": "File order"} | kinds, "")
+            configure(self.difficulty, visible=True, toolTip=plain_tip(SOLVED_BY.format(run=answer["run"])))
+            self._show_chosen_rows()
+
+        if self.model.numbers:
+            self.dataset.request("preview_difficulty", offer, self)
 
     def _show_chosen_rows(self) -> None:
         dataset, kind = self.dataset, self.difficulty.currentData()
@@ -353,3 +374,241 @@ def caption(dataset: Dataset, *, of_variety: bool) -> str:
         ]
     first = [f"first {about['rows']:,} rows"] if about.get("about") else []
     return " · ".join([*parts, *first, *dataset.preview.get("notes", ())])
+
+
+class NameMenuField(Field):
+    control: ComboBox
+
+    def build(self) -> QWidget:
+        self.control = ComboBox(length=3, activated=self.emit_edited)  # four fit side by side in a small window
+        self.hint.hide()
+        return self.control
+
+    def value(self) -> Any:
+        return self.control.currentData()
+
+    def set_control_value(self, raw: Any) -> None:
+        if self.control.findData(raw) < 0:  # the dataset has no such name: a sentence below the menus says it
+            self.control.addItem(str(raw) if raw else NONE, raw)
+        self.control.setCurrentIndex(self.control.findData(raw))
+
+    def offer(self, names: Sequence[str], default: str | None, tips: Mapping[str, str] | None = None) -> None:
+        """`default` labels the setting's default value where that is not a name itself; None leaves it out."""
+        current, default_value = self.value(), self.setting.default
+        items = {} if default is None or default_value in names else {default_value: default}
+        items |= {name: name for name in names}
+        self.control.fill(items)
+        for i, value in enumerate(items):
+            self.control.setItemData(i, (tips or {}).get(value, ""), Qt.ItemDataRole.ToolTipRole)
+        self.set_control_value(default_value if current is None else current)
+
+
+class ColumnMapping(QFrame):
+    def __init__(self, draft: Draft, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "card")
+        self._draft = draft
+        self.config = NameMenuField(SETTINGS["dataset_config"])
+        self.splits = {key: NameMenuField(SETTINGS[key]) for key in SPLIT_KEYS}
+        self.columns = {key: NameMenuField(SETTINGS[key]) for key in USES}
+        self.fields: dict[str, NameMenuField] = {**self.splits, "dataset_config": self.config, **self.columns}
+        caption = theme.caption_font()
+        self.problem = label(font=caption, role="problem", wrap=True, selectable=True)
+        self.verdict = label(font=caption, wrap=True, selectable=True)
+        self.offered = label(wrap=True)
+        self.use = button("Use them", primary=True)
+        self.offer = card(row((self.offered, 1), self.use, margins=(12, 6, 6, 6)), "banner")
+        cells = self._cells = grid((), spacing=(theme.SPACE, theme.SPACE))
+        for i, field in enumerate(self.fields.values()):
+            field.edited.connect(draft.set)
+            cells.addWidget(field, i // COLUMNS, i % COLUMNS, Qt.AlignmentFlag.AlignTop)
+            cells.setColumnStretch(i % COLUMNS, 1)
+        column(cells, self.problem, self.offer, self.verdict, None, into=self, margins=(12, 8, 12, 12))
+        self.tab_stops = [*(stop for field in self.fields.values() for stop in field.tab_stops), self.use]
+
+    def show_values(self) -> None:
+        for key, field in self.fields.items():
+            field.show_value(self._draft.value(key))
+
+    def show_dataset(self, dataset: Dataset) -> None:
+        """Offer its names, with the values shown before as present ones, and show the columns that are in use."""
+        preview, choices = dataset.preview, dataset.choices
+        form, columns = preview.get("form", "file"), preview.get("columns", ())
+        self.config.offer(choices["configs"], "Default" if form == "hub" else NONE)
+        splits = choices["splits"] or preview.get("names", [])
+        for key, field in self.splits.items():
+            used, raw = dataset.splits.get(key.removesuffix("_split")), field.value()
+            source = used["source"] if used else ""  # of what was read for this use
+            name = source.rpartition(", ")[2] if form == "hub" else PurePath(source).stem
+            default = name or ("Held out of train" if used else NONE)
+            if raw not in (None, field.setting.default):
+                default = "Default"
+            elif form == "file" and source:
+                default = "Whole file"
+            field.offer([split for split in splits if split != name or raw == split], default)
+        for field in (self.config, *self.splits.values()):
+            set_shown(field, field.control.count() > 1)
+        names = [each["name"] for each in columns]
+        tips = {each["name"]: f"{each['kind']}: {each['example']}" for each in columns}
+        for key, field in self.columns.items():
+            field.offer(names, None if key == "prompt_feature" else NONE, tips)
+            field.control.setEnabled(bool(columns))
+            self._cells.removeWidget(field)
+            set_shown(field, key in dataset.uses)
+        for i, key in enumerate(dataset.uses):
+            self._cells.addWidget(self.columns[key], 1 + i // COLUMNS, i % COLUMNS, Qt.AlignmentFlag.AlignTop)
+        own = [fault for fault in dataset.faults if fault.setting in self.fields]
+        show_text(self.problem, "\n".join(f"{SETTINGS[each.setting].label}: {each.sentence}" for each in own))
+        for key, field in self.fields.items():
+            set_style_property(field.control, "problem", any(each.setting == key for each in own))
+        likely = dataset.suggested_columns
+        clauses = [
+            f"{name} {'' if i else 'looks '}like the {USES[key]}" for i, (key, name) in enumerate(likely.items())
+        ]
+        self.offered.setText(f"{', '.join(clauses)}.")
+        self.offer.setVisible(bool(likely))
+        self.use.setText("Use them" if len(likely) > 1 else "Use it")
+
+
+class DatasetFigures(QFrame):
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "card")
+        tip = "Repetitions, wording and balance of the answers; or the lengths of the prompts."
+        self.other = LinkButton(VARIETY, on_click=lambda: self.show_variety(not self.shows_variety), tip=tip)
+        self.histogram, self.variety = Histogram(), VarietyFigures()
+        self._shown = stack(self.histogram, self.variety, into=self, nested=True)
+        self.about = ElidedLabel(font=theme.figures_font(theme.CAPTION))
+        self.progress = progress_bar("Prompts counted", fixedWidth=64)
+        self._numbers = {key: label(DASH, theme.figures_font(15)) for key in FIGURES}
+        self._figures: dict[str, QWidget] = {}
+        for key, (word, tip) in FIGURES.items():
+            title = label(word, theme.caption_font(), "caption")
+            self._figures[key] = holder(column(title, self._numbers[key], spacing=0), toolTip=plain_tip(tip))
+        figures = row(*self._figures.values(), None, spacing=12)
+        foot = row((self.about, 1), (self.progress, 0, Qt.AlignmentFlag.AlignVCenter), self.other, spacing=6)
+        column(figures, (self._shown, 1), foot, into=self, spacing=4, margins=(12, 8, 12, 8))
+
+    @property
+    def shows_variety(self) -> bool:
+        return self._shown.currentWidget() is self.variety
+
+    def show_variety(self, shown: bool) -> None:
+        self._shown.setCurrentWidget(self.variety if shown else self.histogram)
+        self.other.setText(LENGTHS if shown else VARIETY)
+
+    def show_figure(self, key: str, number: int | None, *, sample: bool = False) -> None:
+        """Show one of FIGURES; None is unknown."""
+        text = DASH if number is None else f"{'~' if sample and number else ''}{number:,}"
+        self._numbers[key].setText(text)
+        self._figures[key].setAccessibleName(f"{FIGURES[key][0]}: {text}")
+        is_bad = key not in ("rows", "repeated") and bool(number)
+        set_style_property(self._numbers[key], "role", "problem" if is_bad else "")
+        if key == "refused":  # rare, and more important than duplicates, which it replaces
+            self._figures["refused"].setVisible(bool(number))
+            self._figures["repeated"].setVisible(not number)
+
+    def figure(self, key: str) -> str:
+        return self._numbers[key].text()
+
+    def show_progress(self, seen: int, rows: int) -> None:
+        configure(self.progress, visible=0 < seen < rows, range=(0, max(1, rows)), value=seen)
+
+
+class Histogram(QWidget):
+    """Prompt lengths in tokens as bars, with a line at the longest prompt that leaves space for a completion."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lengths: Sequence[tuple[int, int]] = ()
+        self._prompt_limit, self._placeholder = 0, ""
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
+        configure(self, minimumSize=theme.scaled_size(QSize(120, 64)), accessibleName="Lengths of the prompts")
+
+    def sizeHint(self) -> QSize:
+        return theme.scaled_size(QSize(200, 88))
+
+    def show_lengths(self, lengths: Sequence[tuple[int, int]], prompt_limit: int, placeholder: str = "") -> None:
+        """Show (tokens, rows), ascending; `prompt_limit` is the most tokens of a prompt."""
+        self._lengths, self._prompt_limit, self._placeholder = lengths, prompt_limit, placeholder
+        described = f"From {lengths[0][0]} to {lengths[-1][0]} tokens; {prompt_limit} fit." if lengths else placeholder
+        self.setAccessibleDescription(described)
+        self.update()
+
+    def bins(self) -> tuple[int, list[int]]:
+        """(tokens per bar, rows of each bar), up to the longest prompt or a limit not far beyond it."""
+        longest = self._lengths[-1][0] if self._lengths else 1
+        reach = max(longest, self._prompt_limit if self._prompt_limit < 2 * longest else 0) + 1
+        step = max(1, math.ceil(reach / max(8, self.width() // BAR_PITCH)))
+        rows = [0] * math.ceil(reach / step)
+        for tokens, number in self._lengths:
+            rows[min(len(rows) - 1, tokens // step)] += number
+        return step, rows
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter, colours, line = QPainter(self), theme.palette(), theme.scaled(16)
+        painter.setPen(colours.muted)
+        if not self._lengths:
+            flags = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
+            painter.drawText(self.rect().adjusted(8, 0, -8, 0), flags, self._placeholder)
+            return
+        full, floor = self.width(), self.height() - line
+        painter.fillRect(QRectF(0, floor, full, 1), colours.hairline)
+        step, bins = self.bins()
+        width, reach = full / len(bins), step * len(bins)
+        for i, rows in enumerate(bins):
+            if rows:  # at least two pixels: a single long prompt among thousands must be visible
+                height = max(2.0, (floor - line) * rows / max(bins))
+                colour = colours.warning if i * step > self._prompt_limit else colours.length
+                painter.fillRect(QRectF(i * width, floor - height, max(1.0, width - 1), height), colour)
+        painter.setFont(theme.figures_font(theme.CAPTION))
+        left, right = ticks([0, reach])
+        below = QRectF(0, floor + 1, full, line)
+        painter.drawText(below, LEFT, left)
+        painter.drawText(below, RIGHT, f"{right} tokens")
+        if 0 < self._prompt_limit < reach:
+            x = full * self._prompt_limit / reach
+            painter.setPen(QPen(colours.text, 1, Qt.PenStyle.DashLine))
+            painter.drawLine(int(x), 0, int(x), floor)
+            beside = QRectF(0, 0, x - 5, line) if x > full / 2 else QRectF(x + 5, 0, full - x - 5, line)
+            painter.drawText(beside, RIGHT if x > full / 2 else LEFT, f"{self._prompt_limit:,} fit")
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.ToolTip and self._lengths and isinstance(event, QHelpEvent):
+            QToolTip.showText(event.globalPos(), self.tool_tip_at(event.pos().x()), self)
+            return True
+        return super().event(event)
+
+    def tool_tip_at(self, x: int) -> str:
+        """“120 to 127 tokens: 31 rows”, for the bar at `x` in pixels."""
+        step, bins = self.bins()
+        place = max(0, min(len(bins) - 1, x * len(bins) // max(1, self.width())))
+        span = f"{place:,}" if step == 1 else f"{place * step:,} to {place * step + step - 1:,}"
+        return f"{span} tokens: {counted(bins[place], 'row')}"
+
+
+class VarietyFigures(QWidget):
+    COLUMNS = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setAccessibleName("Variety of the prompts")
+        self._grid = grid((), self, spacing=(theme.SPACE, 0))
+        self.cells: list[tuple[QLabel, ElidedLabel]] = []
+        for i in range(self.COLUMNS):
+            self._grid.setColumnStretch(2 * i + 1, 1)
+
+    def show_figures(self, figures: Sequence[tuple[str, str, str]], placeholder: str = "") -> None:
+        """Show (name, value, help) of each figure, or the placeholder without any."""
+        clear_layout(self._grid)
+        self.cells = []
+        font = theme.caption_font()
+        if not figures:
+            instead = label(placeholder, font, "muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
+            self._grid.addWidget(instead, 0, 0, 1, 2 * self.COLUMNS)
+        for i, (name, value, about) in enumerate(figures):
+            tip, (line, place) = plain_tip(f"{value}\n{about}"), divmod(i, self.COLUMNS)
+            named, shown = label(name, font, "caption", tip=tip), ElidedLabel(font=theme.figures_font(theme.CAPTION))
+            self._grid.addWidget(named, line, 2 * place)
+            self._grid.addWidget(configure(shown, text=value, tip=tip, name=f"{name}: {value}"), line, 2 * place + 1)
+            self.cells.append((named, shown))

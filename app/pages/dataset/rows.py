@@ -183,12 +183,9 @@ class RowTable(BaseTable):
         self.selectionModel().selectionChanged.connect(lambda: self.selected.emit())
         self.setItemDelegate(CellDelegate(PICTURES_ROLE, draw_pictures, self))
         pictures().arrived.connect(self.viewport().update)
-        model.columnsInserted.connect(self._on_pictures)
+        model.columnsInserted.connect(self.fit_columns)
+        model.columnsInserted.connect(lambda: self.selectRow(self.currentIndex().row()))  # the new cell is not selected
         model.dataChanged.connect(lambda first, _: first.row() == 0 and self.fit_columns())
-
-    def _on_pictures(self) -> None:
-        self.fit_columns()
-        self.selectRow(self.currentIndex().row())  # the new cell is not selected
 
     def reset_view(self, placeholder: str = "") -> None:
         """After `show_rows`: size the columns, select the first row."""
@@ -243,8 +240,6 @@ class RowTable(BaseTable):
 
 
 class RowDetail(QFrame):
-    """One row from the service's `preview_row`: the prompt with special tokens marked, its ids, or the columns."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")

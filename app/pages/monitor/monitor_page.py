@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer
@@ -11,8 +9,7 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
 from app import theme
-from app.pages.monitor.health_cards import HealthCards
-from app.pages.monitor.panels import LogView, MetricTile, RankTable
+from app.pages.monitor.panels import HealthCards, LogView, MetricTile, RankTable
 from app.pages.monitor.steering import RunSteering
 from app.state import charts
 from app.state.charts import CHARTS, Curve, column_names
@@ -29,7 +26,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
 from app.widgets.basic.dialogs import open_link, open_path
 from app.widgets.basic.labels import EmptyState, button, explain_at, label, plain_tip
-from app.widgets.basic.layout import column, configure, holder, row, set_shown, set_tab_order, stack
+from app.widgets.basic.layout import column, configure, holder, row, set_shown, set_tab_order, show_all, stack
 from app.widgets.basic.number_format import MINUS, dollars, duration, signed
 from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartExport, ChartGrid, ChartsMenu, ZoomButton
 from app.widgets.charts.curves import Trace
@@ -79,6 +76,7 @@ class MonitorPage(QWidget):
         super().__init__(parent)
         self.session = session
         self._run: Run | None = None
+        self._is_low = False
         # The elapsed time moves on between two steps of the run.
         self._clock = configure(QTimer(self, interval=1000), timeout=self._show_time)
         self.steering = RunSteering(session, self)
@@ -150,15 +148,21 @@ class MonitorPage(QWidget):
             self._refresh()
 
     def _refresh(self) -> None:
-        run = self._run
-        if run is None or not self.isVisible():
+        if (run := self._run) is None or not self.isVisible():
             self._clock.stop()
             return
         self.header.show_run(run.folder, run.state, live=run.is_live)
         self._show_progress(run)
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
-        self._show_job(run)
+        job = None
+        with problems_to(self.session.messages.say):
+            job = read_job(run.folder)
+        set_shown(self._job_row, job is not None)
+        if job is not None:
+            most = f"at most {job.timeout_h:g} h and {dollars(job.most_usd)}"
+            self.job.setText(f"On Hugging Face: {job.flavor}, {most}, paid by {job.owner}")
+            self._job_url = job.url
         set_shown(self.change, run.state in STEERED_STATES and not run.folder.is_remote)
         steps, config, right = run.data.steps, run.config, correctness_of(run)
         for metric, tile in self.tiles.items():
@@ -187,16 +191,6 @@ class MonitorPage(QWidget):
         self.charts.refresh()
         QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
 
-    def _show_job(self, run: Run) -> None:
-        job = None
-        with problems_to(self.session.messages.say):
-            job = read_job(run.folder)
-        set_shown(self._job_row, job is not None)
-        if job is not None:
-            most = f"at most {job.timeout_h:g} h and {dollars(job.most_usd)}"
-            self.job.setText(f"On Hugging Face: {job.flavor}, {most}, paid by {job.owner}")
-            self._job_url = job.url
-
     def _show_progress(self, run: Run) -> None:
         step, total = run.step, run.iterations
         if run.read_share is not None:  # a long event log takes a second or two
@@ -221,24 +215,18 @@ class MonitorPage(QWidget):
         has_room = self.height() >= theme.scaled(ROOM_FOR_RANKS)
         self.ranks.show_ranks(ranks_of(run.data.started, run.data.ending, run.data.steps.latest) if has_room else [])
 
-    @property
-    def _is_low(self) -> bool:
-        return self.height() < theme.scaled(LOW_PAGE)
-
     def _fit_height(self, run: Run) -> None:
-        is_low = self._is_low
+        is_low = self._is_low = self.height() < theme.scaled(LOW_PAGE)
         for tile in self.tiles.values():
             tile.set_low(is_low)
         has_charts = run.is_live or run.state == "queued" or run.step > 0
         set_shown(self._tile_row, has_charts and (run.is_live or not is_low))
-        for part in (self.grid, *self.charts.tools[1:]):
-            set_shown(part, has_charts)
+        show_all(has_charts, self.grid, *self.charts.tools[1:])
         self.log.fill(not has_charts)
         set_shown(self.note, bool(self.note.text()) and not is_low)
 
     def _show_verdict(self) -> None:
-        run = self._run
-        if run is None or (run.state in ("starting", "running", "stopping") and not run.silence):
+        if (run := self._run) is None or (run.state in ("starting", "running", "stopping") and not run.silence):
             self.verdict.hide()
             return
         # Filled first: each part that appears in a shown card lays out the page and all charts again.
@@ -301,7 +289,8 @@ class MonitorPage(QWidget):
                 file, line = failed
                 go = partial(session.show_failed_line, file, line, run.problem)
                 actions.append(CardAction(f"Open {file.name}, line {line}", go))
-            actions += [CardAction("Edit settings", self._edit_settings), open_log, *([report] if is_bug else [])]
+            edit = CardAction("Edit settings", partial(self._edit_settings, run))
+            actions += [edit, open_log, *([report] if is_bug else [])]
             show(f"Failed {where}", "bad", run.problem, advice, actions=actions)
             self.log.unfold(is_bug or run.problem.endswith(" log.txt."))  # with the traceback of a reward function
         elif is_remote:
@@ -311,15 +300,13 @@ class MonitorPage(QWidget):
             show(f"Crashed {where}", "bad", run.problem, saved, actions=[resume, open_log, report])
 
     def resume(self, *options: str) -> None:
-        """Resume the run from its newest checkpoint, with options of the verb `resume`."""
         if self._run is not None and not self._run.is_live:
             self.session.starter.resume(self._run.folder, *options)
 
-    def _edit_settings(self) -> None:
-        if self._run is not None:
-            self.session.settings_requested.emit(self._run.folder)
-            if key := setting_of_problem(self._run.data.ending):
-                self.session.field_requested.emit(key)
+    def _edit_settings(self, run: Run) -> None:
+        self.session.settings_requested.emit(run.folder)
+        if key := setting_of_problem(run.data.ending):
+            self.session.field_requested.emit(key)
 
 
 def changes(run: Run) -> list[BeforeAfter]:
@@ -343,7 +330,6 @@ def changes(run: Run) -> list[BeforeAfter]:
 
 
 def evaluated(run: Run) -> list[BeforeAfter]:
-    """The newest evaluation: the share that passes, else the reward, and the interval of the difference."""
     if (newest := next(read_evaluations(run.folder), None)) is None:
         return []
     made = newest.evaluation
@@ -367,7 +353,6 @@ def effort(run: Run) -> str:
 
 
 def averaged(run: Run) -> str:
-    """The steps over which the figures of the result are means."""
     count = averaging_window(len(run.series(run.measure)[0]))
     steps = f"{count} steps" if count > 1 else "step"
     text = f"Training: means of the first and last {steps}."
@@ -379,8 +364,6 @@ def averaged(run: Run) -> str:
 
 
 class RunCharts:
-    """A grid with the charts of `app.state.charts`, filled from a run."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._run: Run | None = None
@@ -425,31 +408,26 @@ class RunCharts:
             if plot.traces:  # of the run before, until its turn comes
                 plot.show_traces(())
 
-    def refresh(self) -> None:
-        if self._run is not None:
-            self._find_curves(self._run)
-            self.grid.refresh(self._run.data.steps.span)
-
     def _prefer(self, preference: str, value: object) -> None:
         setattr(self._session.prefs, preference, value)
         self.refresh()
 
-    def _find_curves(self, run: Run) -> None:
+    def refresh(self) -> None:
+        if (run := self._run) is None:
+            return
         is_live = run.is_live or run.state == "queued"
         names, rewards = (run.data.steps.names(), run.data.evals.names()), run.reward_names
         key = (*map(len, names), tuple(rewards), is_live, bool(run.step))
-        if key == self._curves_for:
-            return
-        self._curves_for = key
         expected = [f"rewards/{name}/{kind}" for name in rewards for kind in ("mean", "std")]
-        steps = list(dict.fromkeys([*run.data.steps.names(), *expected]))
-        evals = list(dict.fromkeys([*run.data.evals.names(), *expected])) if run.data.evals.names() else []
-        for index, chart in enumerate(CHARTS):
-            names = evals if chart.held_out else steps
-            curves = charts.curves_of(chart, names, rewards)
-            has_place = charts.has_place(chart, curves, names, run.config, has_steps=bool(run.step))
+        of_steps, of_evals = (list(dict.fromkeys([*listed, *expected])) if listed else [] for listed in names)
+        for index, chart in enumerate(CHARTS if key != self._curves_for else ()):
+            listed = of_evals if chart.held_out else of_steps or expected
+            curves = charts.curves_of(chart, listed, rewards)
+            has_place = charts.has_place(chart, curves, listed, run.config, has_steps=bool(run.step))
             # Without a step the page says why the run ended, and empty charts add nothing.
             self._curves[index] = curves if has_place and (run.step or is_live) else []
+        self._curves_for = key
+        self.grid.refresh(run.data.steps.span)
 
     def _content_of(self, index: int) -> ChartContent:
         run, chart = self._run, CHARTS[index]
@@ -457,14 +435,19 @@ class RunCharts:
             return ChartContent()
         read = partial(run.series, held_out=chart.held_out)
         naming, scale = self._session.prefs.chart_columns, run.config.get("scale_rewards", "group")
-        traces = [
-            replace(
-                trace_of(curve, read, stacked=curve.metric in chart.stacked),
-                columns=column_names(chart, curve, naming, scale),
-            )
-            for curve in self._curves[index]
-        ]
-        shown = [trace for trace in traces if trace.has_data]
+        shown = []
+        for curve in self._curves[index]:
+            x, y = read(curve.metric)
+            low = high = None
+            if curve.spread:
+                spread = read(curve.spread)[1]
+                if len(spread):
+                    low, high = y - spread, y + spread
+            elif curve.low and len(read(curve.low)[1]) and len(read(curve.high)[1]):
+                low, high = read(curve.low)[1], read(curve.high)[1]
+            named, stacked = column_names(chart, curve, naming, scale), curve.metric in chart.stacked
+            trace = Trace(curve.label, curve.colour, x, y, low, high, stacked, columns=named)
+            shown += [trace] if trace.has_data else []
         marks = run.data.marks if self._session.prefs.chart_marks else ()
         reason = charts.flat_reason(chart, run.config)
         if reason and not any((trace.y > 0).any() for trace in shown):
@@ -472,16 +455,3 @@ class RunCharts:
         is_live = run.is_live or run.state == "queued"
         waiting = charts.placeholder(chart, run.config, is_live=is_live, steps=run.step)
         return ChartContent(shown, waiting, marks)
-
-
-def trace_of(curve: Curve, read: Callable, *, stacked: bool = False) -> Trace:
-    """The curve's numbers, and its band where it has one; `read(metric)` returns (steps, values)."""
-    x, y = read(curve.metric)
-    low = high = None
-    if curve.spread:
-        spread = read(curve.spread)[1]
-        if len(spread):
-            low, high = y - spread, y + spread
-    elif curve.low and len(read(curve.low)[1]) and len(read(curve.high)[1]):
-        low, high = read(curve.low)[1], read(curve.high)[1]
-    return Trace(curve.label, curve.colour, x, y, low, high, stacked)

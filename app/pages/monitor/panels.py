@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QColor, QFont, QFontMetrics, QGuiApplication, QHideEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QVBoxLayout
+from PySide6.QtGui import QColor, QFont, QGuiApplication, QHideEvent, QPaintEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QBoxLayout, QFrame, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
+from app.state.completion_facts import FILTERS
+from app.state.guide import place_of_rule
+from app.state.messages import problems_to
+from app.state.run import Run
+from app.state.run_notices import findings_of, take_up
 from app.state.run_state import RankNow
+from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label, plain_tip
-from app.widgets.basic.layout import column, configure, row, set_shown
-from app.widgets.basic.number_format import DASH, MINUS, THIN, figure, finite, signed
+from app.widgets.basic.layout import TabArea, clear_layout, column, configure, holder, paint_edge, row, set_shown
+from app.widgets.basic.number_format import DASH, MINUS, THIN, counted, figure, finite, signed
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
+from backend.config.config import SETTINGS
 from backend.trainer.health.rules import RULES
+from backend.trainer.health.watch import Episode
 from backend.utils.files import open_regular
 from backend.utils.text import as_in_a_terminal
 
+MOST_RANKS = 4
+"""Rows that are shown without scrolling: the charts need the room."""
+MAX_READ = 64 << 10
+"""Bytes read at a time."""
+FOLDED = 2
+NARROW = 860
+ROWS_OF_CHARTS = 336
+"""Height of the heading and two rows of charts, which stay in view."""
+ROLES = {"error": "bad", "warning": "warning", "info": "accent"}
+
 
 class MetricTile(QFrame):
-    """A label, a figure in the colour of its metric in the charts, and the change since the start of the run."""
-
     def __init__(self, name: str, role: str = "text", unit: str = "", help: str = "") -> None:
         super().__init__()
         self._name, self._role, self._unit = name, role, unit
@@ -55,7 +73,6 @@ class MetricTile(QFrame):
         self._fit()
 
     def set_low(self, low: bool) -> None:
-        """Show the figure alone, in little height."""
         set_shown(self._caption, not low)
         self._layout.setContentsMargins(12, 2 if low else 6, 12, 3 if low else 7)
 
@@ -87,10 +104,6 @@ def _change(now: float | None, start: float | None, number: str, unit: str) -> s
         return signed(change)
     size = f"{abs(change):,.{len(fraction)}f}"
     return f"{'+' if change > 0 else MINUS}{size}" if size.strip("0,.") else ""
-
-
-MOST_RANKS = 4
-"""Rows that are shown without scrolling: the charts need the room."""
 
 
 class RankModel(RowsModel):
@@ -132,8 +145,6 @@ class RankModel(RowsModel):
 
 
 class RankTable(BaseTable):
-    """The machines of a run as it trains, a row for each rank. `card` holds it."""
-
     def __init__(self) -> None:
         self._ranks = RankModel()
         super().__init__(model=self._ranks, name="Machines of the run", resizable=True)
@@ -146,10 +157,6 @@ class RankTable(BaseTable):
         if list(ranks) != self._ranks.rows:
             self._ranks.set_rows(ranks)
         self.fit_rows(MOST_RANKS, 4)
-
-
-MAX_READ = 64 << 10
-"""Bytes read at a time."""
 
 
 class LogView(QFrame):
@@ -167,12 +174,10 @@ class LogView(QFrame):
         self._line = ElidedLabel(font=theme.mono_font(theme.CAPTION))
         self.text = QPlainTextEdit(readOnly=True, maximumBlockCount=2000)
         configure(self.text, name="Log", font=theme.mono_font(), lineWrapMode=QPlainTextEdit.LineWrapMode.NoWrap)
-        self._height = QFontMetrics(self.text.font()).lineSpacing() * 9 + 16
+        self._height = self.text.fontMetrics().lineSpacing() * 9 + 16
         self.fill(False)
-        put = QGuiApplication.clipboard().setText
-        copy = LinkButton(
-            "Copy", on_click=lambda: put(self.text.toPlainText()), tip="Copy the log", name="Copy the log"
-        )
+        put, tip = lambda: QGuiApplication.clipboard().setText(self.text.toPlainText()), "Copy the log"
+        copy = LinkButton("Copy", on_click=put, tip=tip, name=tip)
         reveal = LinkButton("Open log", on_click=self.open_file)
         head = row(self.toggle, (self._line, 1), copy, reveal, spacing=2 * theme.SPACE)
         column(head, self.text, into=self, spacing=2, margins=(4, 2, 12, 2))
@@ -187,7 +192,6 @@ class LogView(QFrame):
         self.toggle.setChecked(open)
 
     def fill(self, fills: bool) -> None:
-        """Take all the height there is when unfolded."""
         self.text.setMinimumHeight(0 if fills else self._height)
         self.text.setMaximumHeight(10_000 if fills else self._height)
 
@@ -196,7 +200,21 @@ class LogView(QFrame):
             open_path(self._path)
 
     def read_on(self) -> None:
-        complete, newline, self._partial = (self._partial + self._read_new()).rpartition(b"\n")
+        chunk = b""
+        with suppress(OSError):
+            if self._path is not None:
+                with open_regular(self._path) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    if size < self._offset:  # truncated, so it is read from the start again
+                        self._offset, self._partial = 0, b""
+                        self.text.clear()
+                    behind = size - self._offset > MAX_READ
+                    file.seek(size - MAX_READ if behind else self._offset)
+                    chunk = file.read(MAX_READ)
+                self._offset = size if behind else self._offset + len(chunk)
+                if behind:  # the first line is cut
+                    self._partial, chunk = b"", chunk.partition(b"\n")[2]
+        complete, newline, self._partial = (self._partial + chunk).rpartition(b"\n")
         if newline:
             lines = [as_in_a_terminal(line) for line in complete.decode("utf-8", errors="replace").split("\n")]
             bar = self.text.verticalScrollBar()
@@ -206,26 +224,6 @@ class LogView(QFrame):
                 bar.setValue(bar.maximum())
             self._last_line = next((line for line in reversed(lines) if line.strip()), self._last_line)
         self._show_last_line()
-
-    def _read_new(self) -> bytes:
-        if self._path is None:
-            return b""
-        try:
-            with open_regular(self._path) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < self._offset:  # truncated, so it is read from the start again
-                    self._offset, self._partial = 0, b""
-                    self.text.clear()
-                behind = size - self._offset > MAX_READ
-                file.seek(size - MAX_READ if behind else self._offset)
-                chunk = file.read(MAX_READ)
-        except OSError:
-            return b""
-        self._offset = size if behind else self._offset + len(chunk)
-        if behind:
-            self._partial = b""
-            chunk = chunk.partition(b"\n")[2]  # the first line is cut
-        return chunk
 
     def _show_last_line(self) -> None:
         newest = as_in_a_terminal(self._partial.decode("utf-8", errors="replace")) or self._last_line
@@ -246,3 +244,184 @@ class LogView(QFrame):
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
         self._timer.stop()
+
+
+class HealthRow(QFrame):
+    def __init__(self, episode: Episode, actions: Sequence[tuple[str, str, Callable[[], object]]]) -> None:
+        super().__init__()
+        self.episode = episode
+        self._is_current = episode.until is None
+        self.setAccessibleName(f"{episode.title}, {when(episode)}")
+        role = "" if self._is_current else "muted"
+        title = label(episode.title, theme.heading_font(), role)
+        advice = episode.advice if self._is_current else ""
+        self.text = label(f"{episode.sentence} {advice}".strip(), role=role, wrap=True, selectable=True)
+        self.links = [
+            LinkButton(text, on_click=on_click, tip=tip, name=f"{text}: {episode.title}")
+            for text, tip, on_click in actions
+        ]
+        head = row(title, (label(when(episode), theme.caption_font(), "caption"), 1))
+        self._box = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
+        self._box.setContentsMargins(theme.GUTTER, 4, 12, 4)
+        self._box.setSpacing(theme.SPACE)
+        self._box.addLayout(column(head, self.text, spacing=2), 1)
+        links = holder(row(*self.links, spacing=2 * theme.SPACE))
+        self._box.addWidget(links, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
+
+    def heightForWidth(self, width: int) -> int:
+        directions = QBoxLayout.Direction
+        self._box.setDirection(directions.TopToBottom if width < NARROW else directions.LeftToRight)
+        return super().heightForWidth(width)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        role = ROLES.get(self.episode.level, "warning") if self._is_current else "outline"
+        paint_edge(self, getattr(theme.palette(), role), 6)
+
+
+class HealthCards(QFrame):
+    def __init__(self, session: Session, page: QWidget) -> None:
+        super().__init__()
+        self._session, self._page = session, page
+        self._run: Run | None = None
+        self._dismissed: set[tuple[str, int | None]] = set()  # code and first step
+        self._episodes: list[Episode] = []
+        self._rows: list[HealthRow] = []
+        self._is_open = self._is_live = False
+        self._room = self._open_room = 10_000
+        self._layout: QVBoxLayout = column(spacing=0)
+        content = holder(self._layout)
+        self._area = TabArea(horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._area.setWidget(content)
+        for part in (self._area.viewport(), content):
+            part.setAutoFillBackground(False)  # the card's own colour
+        self.more = LinkButton("", on_click=lambda: self.unfold(not self._is_open))
+        foot = row(self.more, None, margins=(theme.GUTTER, 0, 12, 2))
+        column(self._area, foot, into=self, spacing=0, margins=(1, 2, 1, 2))
+        configure(self, role="card", name="Health findings", shown=False)
+
+    def show_episodes(self, episodes: Sequence[Episode], *, live: bool = False) -> None:
+        if (list(episodes), live) != (self._episodes, self._is_live):  # new rows would take the button from the mouse
+            self._episodes, self._is_live = list(episodes), live
+            self._show_rows()
+
+    def set_room(self, folded: int, unfolded: int) -> None:
+        if (folded, unfolded) != (self._room, self._open_room):
+            self._room, self._open_room = folded, unfolded
+            self._fit()
+
+    def unfold(self, is_open: bool) -> None:
+        if is_open != self._is_open:
+            self._is_open = is_open
+            self._show_rows()
+
+    def rows(self) -> list[HealthRow]:
+        return [row for row in self._rows if not row.isHidden()]
+
+    def _show_rows(self) -> None:
+        clear_layout(self._layout)
+        current = [episode for episode in self._episodes if episode.until is None]
+        self._rows = [
+            HealthRow(episode, self._actions(episode))
+            for episode in (self._episodes if self._is_open else current[:FOLDED])
+        ]
+        for shown in self._rows:
+            self._layout.addWidget(shown)
+        set_shown(self, bool(self._episodes))
+        self._fit()
+
+    def _actions(self, episode: Episode) -> list[tuple[str, str, Callable[[], object]]]:
+        actions: list[tuple[str, str, Callable[[], object]]] = []
+        is_current, session = episode.until is None, self._session
+        if episode.since is not None:
+            step = episode.since if episode.until is None else episode.until
+            read = f"Read the completions of step {step}"
+            # Filters that show just what a rule is about have its name.
+            wanted = episode.rule if episode.rule in FILTERS else None
+            actions.append(("Read completions", read, lambda: session.completions_requested.emit(step, wanted)))
+        if is_current and episode.setting:
+            show = f"Show {SETTINGS[episode.setting].label} in the form"
+            actions.append(("Go to the setting", show, lambda: session.show_setting(episode.setting)))
+        if is_current and episode.settings:
+            text, full = f"Do it: {proposal(episode.settings)}", f"Set {proposal(episode.settings, full=True)}"
+
+            def take_it_up() -> None:
+                with problems_to(session.message.emit):
+                    take_up(session, self._run, dict(episode.settings))
+
+            actions.append((text, full, take_it_up))
+        if episode.rule in RULES:  # an old event log may name a rule that was removed
+            place, tip = place_of_rule(episode.rule), "What it means and what to do, step by step"
+            actions.append(("Guide", tip, lambda: session.guide_requested.emit(place)))
+        if episode.rule == "solved" and is_current and self._is_live:
+            actions.append(("Stop the run", "Stops after this step and saves", lambda: session.send("stop")))
+
+        def dismiss() -> None:
+            self._dismissed.add((episode.code, episode.since))
+            self.show_run(self._run)
+
+        actions.append(("Dismiss", "Hide this finding", dismiss))
+        return actions
+
+    def _fit(self) -> None:
+        heights = [row.heightForWidth(max(1, self.width() - 2)) for row in self._rows]
+        foot, count, total = theme.scaled(22), len(heights), len(self._episodes)
+        while count and not self._is_open and sum(heights[:count]) + foot * (count < total) > self._room:
+            count -= 1
+        for index, shown in enumerate(self._rows):
+            set_shown(shown, index < count)
+        set_shown(self._area, count > 0)
+        most = max(0, self._open_room - foot) if self._is_open else 10_000
+        self._area.setFixedHeight(min(sum(heights[:count]), most))
+        set_shown(self.more, self._is_open or count < total)
+        if self._is_open:
+            self.more.setText("Show less")
+        elif count:
+            self.more.setText(f"{total - count} more")
+        else:
+            what = counted(total, "finding")
+            worst = next((episode for episode in self._episodes if episode.until is None), None)
+            self.more.setText(
+                f"{what}, the worst: {worst.title} {when(worst)}" if worst else f"{what} of earlier steps"
+            )
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def show_run(self, run: Run | None, beside: Sequence[QWidget] = ()) -> None:
+        """Show the findings of this run. `beside`: the page's other widgets above and below the charts."""
+        if run is not self._run:
+            self._run, self._dismissed = run, set()
+            self.unfold(False)
+        if beside:
+            width = self._page.width() - 2 * theme.GUTTER
+            heights = [
+                part.heightForWidth(width) if part.hasHeightForWidth() else part.sizeHint().height()
+                for part in beside
+                if not part.isHidden()
+            ]
+            charts = theme.scaled(ROWS_OF_CHARTS)
+            taken = sum(heights) + theme.SPACE * (len(heights) + 1) + charts // 2 + 2 * theme.GUTTER
+            room = self._page.height() - taken
+            self.set_room(room - charts // 2, max(room, charts // 4))
+        live = run is not None and run.is_live
+        self.show_episodes(findings_of(run, self._dismissed) if run is not None else [], live=live)
+
+
+def when(episode: Episode) -> str:
+    """“since step 12”, “step 12 until step 40”."""
+    if episode.since is None:
+        return ""
+    since = f"step {episode.since:,}"
+    return f"since {since}" if episode.until is None else f"{since} until step {episode.until:,}"
+
+
+def proposal(settings: Mapping[str, Any], *, full: bool = False) -> str:
+    """“Learning Rate 5e-05”; of a long text its label alone, unless `full`."""
+    parts = []
+    for key, value in settings.items():
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        is_short = full or not isinstance(value, str) or len(value) < 16
+        parts.append(f"{SETTINGS[key].label} {shown}" if is_short else SETTINGS[key].label)
+    return ", ".join(parts)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QDialog, QGridLayout, QWidget
 
 from app import theme
@@ -39,16 +39,15 @@ ASKED = "Sent. The trainer answers at its next break."
 
 
 class SteeringPanel(QDialog):
-    """The dialog. Call `show_settings` whenever the run or its settings may have changed."""
+    """The dialog for one run. It hides when the run cannot be changed any more."""
 
-    change_asked = Signal(dict)
-
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, run: Run, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle("Change settings")
+        self.run = configure(run, changed=self.refresh, state_changed=self.refresh)
+        self._asked_after: int | None = None
         self._present: Config | None = None
         self._edited: dict[str, Any] = {}
-        self._done = 0
         self._changes: list[Change] | None = None
         self.fields: dict[str, Field] = {}
         intro = label("A change takes effect from the next step on, also after a resume.", role="muted", wrap=True)
@@ -84,35 +83,52 @@ class SteeringPanel(QDialog):
             x += span
         return cells
 
-    def show_settings(self, run: str, present: Config, changes: Sequence[Change], done: int) -> None:
-        """Show a run's present settings and its changes. `done`: steps done."""
-        self.setWindowTitle(f"Change settings of {run}")
-        self._done = done
+    def refresh(self, _state: str = "") -> None:
+        run = self.run
+        if run.state not in STEERED_STATES:
+            self.hide()
+            return
+        self.setWindowTitle(f"Change settings of {name_of(run.folder)}")
+        try:
+            present, changes = run.settings_now()
+        except UserError as error:
+            self._refuse(error)
+            return
         if present != self._present:
             self._present = present
-            self._edited = {key: raw for key, raw in self._edited.items() if _differs(present, key, raw, done)}
+            self._edited = {key: raw for key, raw in self._edited.items() if self._differs(present, key, raw)}
             for key, field in self.fields.items():
                 if key not in self._edited:
                     field.show_value(getattr(present, key))
             self._check()
-        if list(changes) == self._changes:
-            return
-        self._changes = list(changes)
-        clear_layout(self._history)
-        set_shown(self._history_title, bool(changes))
-        for change in reversed(self._changes):
-            undo = LinkButton(
-                "Undo",
-                on_click=partial(self._send, {key: old for key, (old, _) in change.settings.items()}),
-                tip="Changes these settings back, from the next step on",
-                name=f"Undo: {change.sentence}",
-            )
-            text = label(change.sentence, wrap=True, selectable=True)
-            self._history.addWidget(holder(row((text, 1), (undo, 0, Qt.AlignmentFlag.AlignTop))))
+        if changes != self._changes:
+            self._changes = changes
+            clear_layout(self._history)
+            set_shown(self._history_title, bool(changes))
+            for change in reversed(changes):
+                back = {key: old for key, (old, _) in change.settings.items()}
+                tip, name = "Changes these settings back, from the next step on", f"Undo: {change.sentence}"
+                undo = LinkButton("Undo", on_click=partial(self._send, back), tip=tip, name=name)
+                text = label(change.sentence, wrap=True, selectable=True)
+                self._history.addWidget(holder(row((text, 1), (undo, 0, Qt.AlignmentFlag.AlignTop))))
+        after = self._asked_after
+        new = (note for note in run.data.notes if after is not None and note.get("seq", -1) > after)
+        if (answer := next((note for note in new if note.get("answers") == "change"), None)) is not None:
+            self._asked_after = None
+            self._show_answer(str(answer["sentence"]), is_refusal=answer.get("level") == "warning")
 
-    def show_answer(self, sentence: str, *, is_refusal: bool = False) -> None:
+    def _show_answer(self, sentence: str, *, is_refusal: bool = False) -> None:
         self.answer.setText("" if is_refusal else sentence)
         self.problem.setText(sentence if is_refusal else "")
+
+    def _refuse(self, error: UserError) -> None:
+        self._show_answer(" ".join(fault.sentence for fault in error.faults), is_refusal=True)
+
+    def _differs(self, present: Config, key: str, raw: Any) -> bool:
+        try:
+            return bool(changed(present, {key: raw}, self.run.step))
+        except UserError:
+            return True
 
     def _on_edited(self, key: str, raw: Any) -> None:
         self._edited[key] = raw
@@ -125,7 +141,7 @@ class SteeringPanel(QDialog):
         pairs: dict[str, Any] = {}
         problems: dict[str, str] = {}
         try:
-            pairs = changed(self._present, self._edited, self._done)
+            pairs = changed(self._present, self._edited, self.run.step)
         except UserError as error:
             problems = {fault.setting: fault.sentence for fault in error.faults}
         values = self._present.model_dump() | self._edited
@@ -145,34 +161,34 @@ class SteeringPanel(QDialog):
 
     def _ask(self) -> None:
         assert self._present is not None
-        self._send({key: self._edited[key] for key in changed(self._present, self._edited, self._done)})
+        self._send({key: self._edited[key] for key in changed(self._present, self._edited, self.run.step)})
 
     def _send(self, settings: dict[str, Any]) -> None:
-        self.show_answer(ASKED)
-        self.change_asked.emit(settings)
+        self._show_answer(ASKED)
+        self._asked_after = max((note.get("seq", -1) for note in self.run.data.notes), default=-1)
+        try:
+            self.run.change(settings)
+        except UserError as error:
+            self._asked_after = None
+            self._refuse(error)
 
 
 class RunSteering(QObject):
-    """Opens the panel over the run on show, passes its changes to the run, and shows what the trainer says."""
+    """Opens the panel over the run on show."""
 
     def __init__(self, session: Session, parent: QWidget) -> None:
         super().__init__(parent)
         self._session, self._parent = session, parent
-        self._run: Run | None = None
-        self._asked_after: int | None = None
         self.panel: SteeringPanel | None = None
         session.run_changed.connect(self._follow)
 
     def open(self, key: str = "") -> None:
-        run = self._session.run
-        if run is None or run.state not in STEERED_STATES:
+        if (run := self._session.run) is None or run.state not in STEERED_STATES:
             self._session.message.emit("Settings can change while a run trains. To change an ended run, clone it.")
             return
         if self.panel is None:
-            self.panel = SteeringPanel(self._parent)
-            self.panel.change_asked.connect(self._ask)
-        self._follow()
-        self._refresh()
+            self.panel = SteeringPanel(run, self._parent)
+        self.panel.refresh()
         self.panel.show()
         self.panel.raise_()
         self.panel.activateWindow()
@@ -190,51 +206,6 @@ class RunSteering(QObject):
                 say("The run stops at the end of this step.")
 
     def _follow(self) -> None:
-        if self._run is self._session.run:
-            return
-        if self.panel is not None and self._run is not None:
+        if self.panel is not None and self.panel.run is not self._session.run:
             self.panel.deleteLater()  # with what was typed for the other run
             self.panel = None
-        self._run = self._session.run
-        if self._run is not None:
-            configure(self._run, changed=self._refresh, state_changed=self._refresh)
-
-    def _refresh(self, _state: str = "") -> None:
-        panel, run = self.panel, self._run
-        if panel is None or run is None:
-            return
-        if run.state not in STEERED_STATES:
-            panel.hide()
-            return
-        try:
-            panel.show_settings(name_of(run.folder), *run.settings_now(), run.step)
-        except UserError as error:
-            panel.show_answer(_message(error), is_refusal=True)
-            return
-        if self._asked_after is not None:
-            after = self._asked_after
-            new = (note for note in run.data.notes if note.get("seq", -1) > after)
-            if answers := [note for note in new if note.get("answers") == "change"]:
-                self._asked_after = None
-                panel.show_answer(str(answers[0]["sentence"]), is_refusal=answers[0].get("level") == "warning")
-
-    def _ask(self, settings: dict[str, Any]) -> None:
-        if self.panel is None or self._run is None:
-            return
-        self._asked_after = max((note.get("seq", -1) for note in self._run.data.notes), default=-1)
-        try:
-            self._run.change(settings)
-        except UserError as error:
-            self._asked_after = None
-            self.panel.show_answer(_message(error), is_refusal=True)
-
-
-def _differs(present: Config, key: str, raw: Any, done: int) -> bool:
-    try:
-        return bool(changed(present, {key: raw}, done))
-    except UserError:
-        return True
-
-
-def _message(error: UserError) -> str:
-    return " ".join(fault.sentence for fault in error.faults)

@@ -108,7 +108,6 @@ class BenchFunctionModel(RowsModel):
 
 
 def draw_histogram(painter: QPainter, cell: QRect, shown: tuple[Sequence[float], QColor]) -> None:
-    """Draw a histogram of a function's scores, with the lowest score on its left and the highest on its right."""
     scores, colour = shown
     rect, low, high = cell.adjusted(CELL_PADDING, 4, -CELL_PADDING, -4), min(scores), max(scores)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
@@ -144,17 +143,15 @@ class BenchFunctionTable(BaseTable):
         self._max_rows = 6
         self.setItemDelegateForColumn(SCORES, CellDelegate(HISTOGRAM_ROLE, draw_histogram, self))
         self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self, is_framed=True))
-        model.modelReset.connect(lambda: self.show_at_most(self._max_rows))
+        model.modelReset.connect(lambda: self.fit_rows(self._max_rows))
         connect(self._show_error, self.clicked, self.activated)
-        self.activated.connect(self._edit_weight)
+        # Return in the editor reaches the table too.
+        is_free = lambda: self.state() != self.State.EditingState  # noqa: E731
+        self.activated.connect(lambda index: is_free() and self.edit(index.siblingAtColumn(WEIGHT)))
 
     def show_at_most(self, rows: int) -> None:
         self._max_rows = rows
         self.fit_rows(rows)
-
-    def _edit_weight(self, index: QModelIndex) -> None:
-        if self.state() != self.State.EditingState:  # Return in the editor reaches the table too
-            self.edit(index.siblingAtColumn(WEIGHT))
 
     def _show_error(self, index: QModelIndex) -> None:
         if self._model.rows[index.row()]["error"]:
@@ -162,14 +159,17 @@ class BenchFunctionTable(BaseTable):
 
 
 class FindingsCard(QFrame):
-    """The verdict: its first finding, and the others once they are asked for."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         policies = QSizePolicy.Policy
         configure(self, role="card", name="Verdict", sizePolicy=(policies.Preferred, policies.Maximum))
         self._column = column(spacing=6)
-        self.more = LinkButton("", on_click=self._turn_fold)
+
+        def turn_fold() -> None:
+            self._is_folded = not self._is_folded
+            self.show_findings(self.findings)
+
+        self.more = LinkButton("", on_click=turn_fold)
         row((self._column, 1), (self.more, 0, Qt.AlignmentFlag.AlignTop), into=self, margins=(12, 8, 12, 8))
         self.findings: Sequence[Mapping[str, str]] = ()
         self._is_folded = True
@@ -187,10 +187,6 @@ class FindingsCard(QFrame):
         more = f"{len(findings) - 1} more" if self._is_folded else "Show the first only"
         show_text(self.more, more if len(findings) > 1 else "")
         self.setVisible(bool(findings))
-
-    def _turn_fold(self) -> None:
-        self._is_folded = not self._is_folded
-        self.show_findings(self.findings)
 
 
 class BenchResults(QWidget):
@@ -227,17 +223,21 @@ class BenchResults(QWidget):
 
 
 class CompletionSource(QFrame):
-    """A card with a segmented control of sources, the inputs of the chosen one, and a progress bar in their place."""
-
     refused = Signal(str)  # sentence
 
     def __init__(self, bench: RewardBench, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._bench, self._seed = bench, 0
         configure(self, role="card", sizePolicy=(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed))
-        self.how = ComboBox(name="Which rows", length=12, items=ROW_CHOICES, currentIndexChanged=self._show_rows)
         self.rows, self.group_size = _count_edit("8", "Rows"), _count_edit("8", "Completions of each row")
         self.numbers = configure(QLineEdit(placeholderText="1-4, 17"), name="Row numbers", shown=False)
+
+        def show_rows() -> None:
+            is_named = self.how.currentData() == "numbers"
+            self.rows.setVisible(not is_named)
+            self.numbers.setVisible(is_named)
+
+        self.how = ComboBox(name="Which rows", length=12, items=ROW_CHOICES, currentIndexChanged=show_rows)
         sample_tip = "Sample completions from the chosen model (Ctrl+D)"
         self.sample = button("Sample", self._request_sample, primary=True, tip=sample_tip)
         lines = (self.rows, self.numbers, self.group_size)
@@ -271,10 +271,6 @@ class CompletionSource(QFrame):
         bench.busy_changed.connect(self.show_busy)
         bench.progress.connect(lambda done, of: configure(self.bar, range=(0, of), value=done))
 
-    def choose_rows(self, numbers: Sequence[int]) -> None:
-        self.how.setCurrentIndex(self.how.findData("numbers"))
-        self.numbers.setText(rows_text(numbers))
-
     def show_runs(self, runs: Sequence[Path]) -> None:
         self.runs.fill({str(path): path.name for path in runs}, self.runs.currentData())
         self.load.setEnabled(bool(runs))
@@ -284,7 +280,6 @@ class CompletionSource(QFrame):
             self.group_size.setText(str(size))
 
     def show_busy(self, what: str) -> None:
-        """Show the current work in place of the inputs; "" brings them back."""
         self.doing.setText(f"{what}…" if what else "")
         self.bar.setRange(0, 0)
         focused = QApplication.focusWidget()  # not `self.focusWidget()`, which may be on another page
@@ -293,11 +288,6 @@ class CompletionSource(QFrame):
         if had_focus:  # the focused widget is hidden now
             begin = {"model": self.sample, "run": self.load, "file": self.open}[self.sources.key]
             (self.cancel if what else begin).setFocus()
-
-    def _show_rows(self) -> None:
-        is_named = self.how.currentData() == "numbers"
-        self.rows.setVisible(not is_named)
-        self.numbers.setVisible(is_named)
 
     def _request_sample(self) -> None:
         how, size = self.how.currentData(), max(1, int(self.group_size.text() or 8))
@@ -314,8 +304,7 @@ class CompletionSource(QFrame):
             self._bench.load_run(Path(self.runs.currentData()), step)
 
     def read_completions(self) -> None:
-        chosen = open_file(self, "completions", "Open completions", "Completions (*.jsonl)")
-        if chosen is not None:
+        if (chosen := open_file(self, "completions", "Open completions", "Completions (*.jsonl)")) is not None:
             self._bench.load_file(chosen)
 
     def paste_completions(self) -> None:

@@ -6,6 +6,7 @@ import html
 import keyword
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,17 +119,6 @@ def _char_format(kind: str) -> QTextCharFormat:
     return made
 
 
-class LineNumbers(QWidget):
-    """The line numbers beside the text, painted by the editor (see Qt's example “Code Editor”)."""
-
-    def __init__(self, editor: CodeEditor) -> None:
-        super().__init__(editor)
-        self._editor = editor
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        self._editor.paint_numbers(event)
-
-
 class CodeEditor(QPlainTextEdit):
     """An editor for Python with line numbers and a marked error line. Tab indents, so Escape leaves the editor."""
 
@@ -143,12 +133,20 @@ class CodeEditor(QPlainTextEdit):
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.setTabStopDistance(self.fontMetrics().horizontalAdvance(" ") * len(INDENT))
         PythonHighlighter(self.document())
-        self._numbers = LineNumbers(self)
+        # The line numbers beside the text, painted by the editor: see Qt's example “Code Editor”.
+        self._numbers = QWidget(self)
+        self._numbers.paintEvent = self._paint_numbers
         self._error_line = 0
         self._sentence = ""
         self.blockCountChanged.connect(lambda _: self.setViewportMargins(self.gutter(), 0, 0, 0))
-        self.updateRequest.connect(self._scroll_numbers)
-        self.cursorPositionChanged.connect(self._mark)
+
+        def scroll_numbers(rect: QRect, dy: int) -> None:
+            if dy:
+                self._numbers.scroll(0, dy)
+            else:
+                self._numbers.update(0, rect.y(), self._numbers.width(), rect.height())
+
+        configure(self, updateRequest=scroll_numbers, cursorPositionChanged=self._mark)
         theme.signals.changed.connect(self._mark)
         self.setViewportMargins(self.gutter(), 0, 0, 0)
         self._mark()
@@ -167,7 +165,6 @@ class CodeEditor(QPlainTextEdit):
         self._numbers.update()
 
     def reveal(self, line: int) -> None:
-        """Move the cursor to a line (from 1), scroll it to the middle, and focus the editor."""
         self._go(line)
         self.centerCursor()
         self.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -238,13 +235,7 @@ class CodeEditor(QPlainTextEdit):
         inside = self.contentsRect()
         self._numbers.setGeometry(QRect(inside.left(), inside.top(), self.gutter(), inside.height()))
 
-    def _scroll_numbers(self, rect: QRect, dy: int) -> None:
-        if dy:
-            self._numbers.scroll(0, dy)
-        else:
-            self._numbers.update(0, rect.y(), self._numbers.width(), rect.height())
-
-    def paint_numbers(self, event: QPaintEvent) -> None:
+    def _paint_numbers(self, event: QPaintEvent) -> None:
         colours, painter = theme.palette(), QPainter(self._numbers)
         painter.fillRect(event.rect(), colours.field)
         painter.setFont(theme.mono_font(theme.CAPTION))
@@ -263,28 +254,24 @@ class CodeEditor(QPlainTextEdit):
 
     def _mark(self) -> None:
         colours = theme.palette()
-        marks = [_full_width(self.textCursor(), colours.hover, 90)]
+        lines = [(self.textCursor(), colours.hover, 90)]
         block = self.document().findBlockByNumber(self._error_line - 1)
         if self._error_line and block.isValid():
-            marks.append(_full_width(QTextCursor(block), colours.bad, 46))
+            lines.append((QTextCursor(block), colours.bad, 46))
+        marks = []
+        for cursor, colour, alpha in lines:
+            mark, shade = QTextEdit.ExtraSelection(), QColor(colour)
+            shade.setAlpha(alpha)
+            mark.format.setBackground(shade)  # type: ignore[attr-defined]
+            mark.format.setProperty(QTextFormat.Property.FullWidthSelection, True)  # type: ignore[attr-defined]
+            cursor.clearSelection()
+            mark.cursor = cursor  # type: ignore[attr-defined]
+            marks.append(mark)
         self.setExtraSelections(marks)
         self.setToolTip(plain_tip(self._sentence if self._error_line else ""))
 
 
-def _full_width(cursor: QTextCursor, colour: QColor, alpha: int) -> QTextEdit.ExtraSelection:
-    mark = QTextEdit.ExtraSelection()
-    shade = QColor(colour)
-    shade.setAlpha(alpha)
-    mark.format.setBackground(shade)  # type: ignore[attr-defined]
-    mark.format.setProperty(QTextFormat.Property.FullWidthSelection, True)  # type: ignore[attr-defined]
-    cursor.clearSelection()
-    mark.cursor = cursor  # type: ignore[attr-defined]
-    return mark
-
-
 class RewardFilePanel(QFrame):
-    """A card with the editor of the reward file that the settings name, or with two buttons while they name none."""
-
     opened = Signal(str)  # name
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
@@ -310,9 +297,8 @@ class RewardFilePanel(QFrame):
             textInteractionFlags=links,
             linkActivated=lambda line: self.editor.reveal(int(line)),
         )
-        self.editor.save_requested.connect(self.save_file)
-        self.editor.run_requested.connect(self.bench.score)
-        self.editor.left.connect(lambda: save.setFocus(Qt.FocusReason.TabFocusReason))
+        configure(self.editor, save_requested=self.save_file, run_requested=self.bench.score)
+        configure(self.editor, left=lambda: save.setFocus(Qt.FocusReason.TabFocusReason))
         self.editor.document().modificationChanged.connect(self._show_state)
         self.new = button("New file…", self.create, primary=True)
         text = "Write your own functions in Python and see their scores at once. Or drop a file here."
@@ -370,10 +356,9 @@ class RewardFilePanel(QFrame):
         configure(self.path, text=f"{name} – edited" if self.is_edited else name, toolTip=plain_tip(name))
 
     def _matches_disk(self) -> bool:
-        try:
+        with suppress(UserError):
             return self.file is not None and read_text(self.file, SETTING) == self._text
-        except UserError:
-            return False
+        return False
 
     def save_file(self) -> None:
         path, consent = self.file, self.session.consent
@@ -382,11 +367,9 @@ class RewardFilePanel(QFrame):
         if not self._matches_disk() and self.reload.isHidden():
             self._say(f"{path.name} was changed by another program. Save again to overwrite it.", reload=True)
             return
-        try:
+        rights, text = None, self.editor.toPlainText()
+        with suppress(UserError):
             rights = consent.code.rights(read_code(path.resolve()))
-        except UserError:
-            rights = None
-        text = self.editor.toPlainText()
         with problems_to(self._say):
             save_as(path, text)
             self._text = text
@@ -417,8 +400,7 @@ class RewardFilePanel(QFrame):
         self.bench.score_quietly()
 
     def create(self) -> None:
-        path = save_file(self, SETTING, "New reward file", "my_rewards.py", "Python (*.py)")
-        if path is not None:
+        if (path := save_file(self, SETTING, "New reward file", "my_rewards.py", "Python (*.py)")) is not None:
             with problems_to(self.session.message.emit):
                 save_as(path, TEMPLATE)
                 self.session.consent.allow(read_code(path.resolve()), Rights())
@@ -426,6 +408,5 @@ class RewardFilePanel(QFrame):
                 self.draft.use_reward_file(str(path))
 
     def choose(self) -> None:
-        path = open_file(self, SETTING, "Open reward file", "Python (*.py *.txt)")
-        if path is not None:
+        if (path := open_file(self, SETTING, "Open reward file", "Python (*.py *.txt)")) is not None:
             self.draft.use_reward_file(str(path))

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QFont, QKeyEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QSplitter, QWidget
+from PySide6.QtCore import QSignalBlocker, Qt, Signal
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QFont, QKeySequence, QResizeEvent, QShortcut, QShowEvent
+from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 
 from app import theme
-from app.pages.rewards.bench import BenchResults, CompletionSource
-from app.pages.rewards.judge_check import JudgePanel, LabelLine
+from app.pages.rewards.bench import BenchResults, CompletionSource, rows_text
 from app.pages.rewards.reward_file import RewardFilePanel
 from app.state.judges import JudgeCheck
 from app.state.session import Session
-from app.widgets.basic.controls import ElidedLabel, Segments, dropped_path
+from app.widgets.basic.controls import ComboBox, Dot, ElidedLabel, NumberEdit, Segments, dropped_path
 from app.widgets.basic.dialogs import open_path
-from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import column, connect, row, stack
-from app.widgets.basic.number_format import counted, figure, short_duration
-from app.widgets.basic.tables import BaseTable, Column, RowsModel
+from app.widgets.basic.labels import REMOVE_KEYS, button, explain_at, label, progress_bar, show_text
+from app.widgets.basic.layout import card, column, configure, connect, row, set_shown, show_all, stack
+from app.widgets.basic.number_format import DASH, counted, figure, short_duration, signed
+from app.widgets.basic.tables import BaseTable, Column, RowsModel, TextsModel
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import one_line
 from backend.runs.run_folder import all_runs
 
 NARROW = 900
 VIEWS = {"scores": "Scores", "completion": "Completion", "file": "Reward file", "cases": "Cases", "judges": "Judges"}
+NO_LABEL = "Your score must be a number from 0 to 1."
+UNCHECKED = "Not checked yet."
+NO_COMPLETIONS = "Sample or load completions first."
+TOO_FEW = "It compares completions: give two of one prompt."
+COUNTING = "Counting the calls…"
+LINE = 24
+"""Height of a figure's row, in pixels."""
+NO_LABELS = "To compare it with your own scores, save its rubric as a file (Train, Edit…), then label completions here."
+LABELS = "Your scores, kept beside the rubric. Label answers in the view Completion; twenty tell something."
 
 
 class CaseModel(RowsModel):
@@ -51,23 +59,6 @@ class CaseModel(RowsModel):
         return "\n".join(row["failures"]) or self.text(row, 2)
 
 
-class CaseTable(BaseTable):
-    drop_requested = Signal(int)  # index of a case
-
-    def __init__(self, model: CaseModel) -> None:
-        super().__init__(model=model, name="Cases", accessibleDescription="Delete removes the selected case.")
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
-            self.drop()
-        else:
-            super().keyPressEvent(event)
-
-    def drop(self) -> None:
-        if self.currentIndex().isValid():
-            self.drop_requested.emit(self.currentIndex().row())
-
-
 class RewardsPage(QWidget):
     enabled_actions_changed = Signal(dict)
 
@@ -79,7 +70,7 @@ class RewardsPage(QWidget):
         self._narrow: bool | None = None
         self._line: tuple[dict[str, Any], dict[str, Any] | None] | None = None
         # Widgets are created in the order of Tab, with their final parent: Qt would restyle all that are moved later.
-        self.views = Segments(VIEWS, "Show", self)
+        self.views = Segments(VIEWS, "Show", self, chosen=self._show_views)
         self.again = button("Score again", bench.score, tip="Ctrl+Return", parent=self)
         self.parts = QSplitter(Qt.Orientation.Horizontal, self, childrenCollapsible=False, handleWidth=12)
         self.source, self.results = CompletionSource(bench, self), BenchResults(self.parts)
@@ -88,14 +79,18 @@ class RewardsPage(QWidget):
         detail_side, case_side = QWidget(self._beside), QWidget(self._beside)
         self.detail, self.panel = CompletionDetail(detail_side, upright=True), RewardFilePanel(session, self._beside)
         self.case_model = CaseModel(self)
-        self.cases = CaseTable(self.case_model)
+        about = "Delete removes the selected case."
+        self.cases = BaseTable(model=self.case_model, name="Cases", accessibleDescription=about)
         self.kept = label(role="muted", wrap=True)
-        self.check = JudgeCheck(bench, self)
+        self.check = configure(JudgeCheck(bench, self), refused=session.message)
         self.judges, self.label_line = JudgePanel(self.check, self._beside), LabelLine(self.check)
         self.about = ElidedLabel(font=theme.figures_font())
         keep_tip = "Keeps its current scores by your file's functions (Ctrl+K)"
         self.keep = button("Keep as case", self.keep_case, tip=keep_tip)
         self.drop = button("Remove", self.drop_case, tip="Remove the selected case (Delete)")
+        for key in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
+            shortcut = QShortcut(QKeySequence(key), self.cases, self.drop_case)
+            shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
         right = Qt.AlignmentFlag.AlignRight
         column((self.detail, 1), row((self.label_line, 1), self.keep), into=detail_side)
         column(self.kept, (self.cases.in_card(), 1), (self.drop, 0, right), into=case_side)
@@ -110,17 +105,16 @@ class RewardsPage(QWidget):
         connect(self._show, bench.changed, theme.signals.changed)
         bench.busy_changed.connect(self._show_enabled)
         self.source.refused.connect(session.message)
-        self.views.chosen.connect(self._show_views)
         self.views.chosen.connect(lambda key: key == "judges" and self.check.count())
-        self.check.refused.connect(session.message)
         self.label_line.kept.connect(self._keep_label)
         self.results.table.chosen.connect(self._choose)
         self.results.board.error_requested.connect(lambda function: self._show_error(function["error"], go=True))
-        self.results.functions.weighed.connect(self._weigh)
-        self.cases.drop_requested.connect(bench.remove_case)
-        self.panel.opened.connect(self._name_file)
-        session.reward_rows_requested.connect(self._sample_rows)
-        session.reward_line_requested.connect(self._show_line)
+        # Without those of environments, which come after.
+        shown = lambda: len(self.draft.valid_values()["reward_functions"])  # noqa: E731
+        self.results.functions.weighed.connect(lambda each: self.draft.set("reward_weights", each[: shown()]))
+        self.panel.opened.connect(lambda name: self.views.show_word("file", name or VIEWS["file"]))
+        self.panel.opened.connect(lambda _: self._show_enabled())
+        configure(session, reward_rows_requested=self._sample_rows, reward_line_requested=self._show_line)
         self.draft.changed.connect(self._on_setting)
         self.panel.open()
         self._show()
@@ -135,10 +129,6 @@ class RewardsPage(QWidget):
         super().resizeEvent(event)
         self.results.fit(self.height())
         self._show_views()
-
-    def _weigh(self, weights: list[float]) -> None:
-        count = len(self.draft.valid_values()["reward_functions"])  # those of environments come after
-        self.draft.set("reward_weights", weights[:count])
 
     def _show_views(self) -> None:
         narrow, key = self.width() < theme.scaled(NARROW), self.views.key
@@ -180,13 +170,12 @@ class RewardsPage(QWidget):
         self.views.show_word("cases", cases)
         self._show_enabled()
         if (file := bench.reward_file) is None:
-            self.kept.setText("Cases are kept with your own reward file.")
+            text = "Cases are kept with your own reward file."
         elif count:
-            self.kept.setText(f"Kept in {file.stem}.cases.jsonl, and scored again with everything else.")
+            text = f"Kept in {file.stem}.cases.jsonl, and scored again with everything else."
         else:
-            self.kept.setText(
-                f"Keep a completion as a case to check that {file.name} goes on giving it the same scores."
-            )
+            text = f"Keep a completion as a case to check that {file.name} goes on giving it the same scores."
+        self.kept.setText(text)
 
     def _show_error(self, error: dict[str, Any] | None, *, go: bool = False) -> None:
         if self.panel.mark(error) and go and error is not None:
@@ -198,12 +187,7 @@ class RewardsPage(QWidget):
             open_path(file)
         self._show_error({"file": str(file.resolve()), "line": line, "sentence": sentence, "frames": []}, go=True)
 
-    def _name_file(self, name: str) -> None:
-        self.views.show_word("file", name or VIEWS["file"])
-        self._show_enabled()
-
     def enabled_actions(self) -> dict[str, bool]:
-        """Action of the Rewards menu → is enabled."""
         bench, completion = self.bench, self._line[1] if self._line else None
         return {
             "score": bool(bench.groups),
@@ -239,7 +223,8 @@ class RewardsPage(QWidget):
         self.source.sample.click()
 
     def _sample_rows(self, numbers: list[int]) -> None:
-        self.source.choose_rows(numbers)
+        self.source.how.setCurrentIndex(self.source.how.findData("numbers"))
+        self.source.numbers.setText(rows_text(numbers))
         self.sample()
 
     def keep_case(self) -> None:
@@ -262,7 +247,8 @@ class RewardsPage(QWidget):
 
     def drop_case(self) -> None:
         self.views.choose("cases")
-        self.cases.drop()
+        if self.cases.currentIndex().isValid():
+            self.bench.remove_case(self.cases.currentIndex().row())
 
     def new_file(self) -> None:
         self.views.choose("file")
@@ -277,8 +263,7 @@ class RewardsPage(QWidget):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        path = _dropped(event)
-        if path is None:
+        if (path := _dropped(event)) is None:
             return
         event.acceptProposedAction()
         if path.suffix == ".jsonl":
@@ -290,3 +275,145 @@ class RewardsPage(QWidget):
 def _dropped(event: QDropEvent) -> Path | None:
     path = dropped_path(event.mimeData())
     return path if path is not None and path.suffix in (".jsonl", ".py") else None
+
+
+def figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The rows of the table: measure, value, explanation."""
+
+    def share(value: float | None) -> str:
+        return DASH if value is None else f"{value:.0%}"
+
+    of_pairs, rank = f"of {counted(found['pairs'], 'pair')}", figure(found["spearman"])
+    yield "With your labels", share(found["accuracy"]), f"{of_pairs}, rank correlation {rank}" if found["pairs"] else ""
+    is_group = found["kind"] == "group"
+    yield "With itself", share(found["itself"]), "of pairs, in another order" if is_group else "of pairs, asked again"
+    yield "Length", signed((found["length"] or {}).get("points")), "for filler without content"
+    if is_group:
+        yield "Place", signed((found["place"] or {}).get("points")), f"for {found['which']} in the list"
+    yield "Without a score", share(found["failed"]), f"in {counted(found['calls'], 'call')}"
+
+
+class AgreementModel(TextsModel):
+    columns = (Column("Agreement", 128), Column("Value", 84, is_figure=True), Column("Meaning"))
+
+    def font(self, row: Any, column: int) -> QFont:
+        return theme.figures_font(theme.CAPTION) if column == 2 else theme.figures_font()
+
+
+class LabelModel(TextsModel):
+    columns = (Column("Completion"), Column("Yours", 64, is_figure=True), Column("Judge's", 64, is_figure=True))
+
+
+class JudgePanel(QFrame):
+    def __init__(self, check: JudgeCheck, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        configure(self, role="card")
+        explain_at(self, "../judges.md#trust")
+        self._check = check
+        self.given: Mapping[str, Mapping[str, float | None]] = {}  # completion → scores on the bench
+        self.which = ComboBox(name="Judge", currentIndexChanged=self._show_one)
+        self.dot = Dot("muted", 18)
+        self.verdict = label(UNCHECKED, theme.heading_font(), wrap=True, selectable=True)
+        self.model, self.labels = AgreementModel(self), LabelModel(self)
+        self.table = BaseTable(model=self.model, name="Agreement")
+        self.table.horizontalHeader().hide()
+        self.table.verticalHeader().setDefaultSectionSize(theme.scaled(LINE))
+        self.about = label(role="muted", wrap=True)
+        self.start = button("Check this judge", lambda: check.check(self.name), primary=True, default=False)
+        self.bar = progress_bar("Progress", shown=False)
+        self.cancel = button("Cancel", check.cancel, shown=False)
+        self.kept = label(role="muted", wrap=True)
+        self.label_table = BaseTable(model=self.labels, name="Your labels", single=True)
+        tip = f"Remove the selected label ({REMOVE_KEYS})"
+        self.drop = button("Remove", self._drop, tip=tip)
+        top = Qt.AlignmentFlag.AlignTop
+        column(
+            self.which,
+            row((self.dot, 0, top), (self.verdict, 1)),
+            self.table,
+            row(self.start, (self.about, 1), (self.bar, 1), self.cancel),
+            card(role="rule"),
+            row((self.kept, 1), (self.drop, 0, top)),
+            (self.label_table, 1),
+            into=self,
+            spacing=12,
+            margins=12,
+        )
+        check.changed.connect(self.show_check)
+        check.progress.connect(lambda done, of: configure(self.bar, range=(0, of), value=done))
+        self.label_table.selectionModel().currentRowChanged.connect(self._show_enabled)
+
+    @property
+    def name(self) -> str:
+        return self.which.currentData() or ""
+
+    def show_check(self) -> None:
+        check = self._check
+        with QSignalBlocker(self.which):
+            self.which.fill({name: name for name in check.models}, self.name)
+        set_shown(self.which, self.which.count() > 1)
+        self._show_one()
+
+    def _show_one(self) -> None:
+        check, name = self._check, self.name
+        found = check.results.get(name)
+        self.verdict.setText(found["verdict"] if found else UNCHECKED)
+        role = "muted" if not found else "warning" if found["concerns"] else "good"
+        self.dot.show_colour("muted" if found and not found["concerns"] and found["accuracy"] is None else role)
+        self.model.set_rows([*figures(found)] if found else [])
+        self.table.setFixedHeight(theme.scaled(LINE) * len(self.model.rows) + 2)
+        set_shown(self.table, bool(found))
+        show_all(check.busy, self.bar, self.cancel)
+        show_all(not check.busy, self.start, self.about)
+        calls = check.calls.get(name)
+        nothing = (COUNTING if calls is None else TOO_FEW) if self.given else NO_COMPLETIONS
+        self.about.setText(f"Asks {counted(calls, 'time')}." if calls else nothing)
+        self.start.setEnabled(bool(calls))
+        labels = check.labels.get(name, []) if check.labels_file(name) else []
+        show_text(self.kept, LABELS if check.labels_file(name) else NO_LABELS)
+        texts, given = [case["completion"] for case in labels], self.given
+        yours = [figure(case["expected"].get(name)) for case in labels]
+        theirs = [figure(given.get(text, {}).get(name)) for text in texts]
+        self.labels.set_rows(list(zip(map(one_line, texts), yours, theirs, strict=True)))
+        show_all(labels, self.label_table, self.drop)
+        self._show_enabled()
+
+    def _show_enabled(self) -> None:
+        self.drop.setEnabled(bool(self.label_table.selected_rows()))
+
+    def _drop(self) -> None:
+        for place in self.label_table.selected_rows():
+            self._check.edit_labels(self.name, do="drop", place=place)
+
+
+class LabelLine(QWidget):
+    """Takes the user's score of a completion. Return keeps it and goes to the next completion."""
+
+    kept = Signal(str, float)  # name of the judge, score
+
+    def __init__(self, check: JudgeCheck) -> None:
+        super().__init__()
+        self._check = check
+        self.which = ComboBox(name="Label for")
+        self.score = NumberEdit(name="Your score", width=64, placeholderText="0 to 1", returnPressed=self._keep)
+        tip = "Keep your score of this completion to check the judge with (Return)"
+        self.keep = button("Keep label", self._keep, tip=tip)
+        row(label("Your score", role="muted"), self.score, self.which, self.keep, None, into=self)
+        check.changed.connect(self.show_judges)
+
+    def show_judges(self) -> None:
+        names = [name for name in self._check.models if self._check.labels_file(name)]
+        self.which.fill({name: name for name in names}, self.which.currentData())
+        set_shown(self.which, len(names) > 1)
+        set_shown(self, bool(names))
+
+    def _keep(self) -> None:
+        try:
+            score = float(self.score.text().replace(",", "."))
+        except ValueError:
+            score = -1.0
+        if not 0 <= score <= 1:
+            self._check.refused.emit(NO_LABEL)
+            return
+        self.kept.emit(self.which.currentData(), score)
+        self.score.clear()

@@ -11,25 +11,14 @@ from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QItemSelectionModel, QPointF, QRect, QSignalBlocker, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import (
-    QGuiApplication,
-    QHideEvent,
-    QKeySequence,
-    QMouseEvent,
-    QPaintEvent,
-    QPen,
-    QResizeEvent,
-    QShortcut,
-    QShowEvent,
-)
+from PySide6.QtGui import QGuiApplication, QMouseEvent, QPaintEvent, QPen, QResizeEvent, QShortcut, QShowEvent
 from PySide6.QtWidgets import QAbstractButton, QHeaderView, QMenu, QMessageBox, QWidget
 
 from app import theme
 from app.state import charts
 from app.state.guide import place_of_chart
 from app.state.messages import problems_to
-from app.state.run import Run
-from app.state.run_comparison import AXES, ComparedMetric, RunComparison, RunFigure, SharedPrompt, figure_of
+from app.state.run_comparison import AXES, ComparedMetric, RunComparison, SharedPrompt, figure_of
 from app.state.run_notices import finite_values
 from app.state.run_state import Mark
 from app.state.session import Session
@@ -100,17 +89,13 @@ def letter_of(index: int) -> str:
 
 
 class RunChip(QAbstractButton):
-    """A run's entry in the legend: a line, a letter and a title."""
-
     solo_requested = Signal()
 
     def __init__(self, run: ComparedName) -> None:
         super().__init__()
         self.run = run
         tip = plain_tip(f"{run.name}\nClick to hide its curves or show them again. Double-click for these alone.")
-        configure(
-            self, text=run.text, toolTip=tip, accessibleName=f"Curves of {run.letter}, {run.title}", checkable=True
-        )
+        configure(self, text=run.text, toolTip=tip, name=f"Curves of {run.letter}, {run.title}", checkable=True)
         configure(self, font=theme.body_font(), cursor=Qt.CursorShape.PointingHandCursor)
 
     def sizeHint(self) -> QSize:
@@ -195,7 +180,6 @@ class ComparisonTable(BaseTable):
             self.selectionModel().select(self._texts.index(number, 0), SELECT_ROW)
 
     def fit_columns(self) -> None:
-        """Cut the widest columns until all are in view."""
         most = room = self.viewport().width()
         while most > theme.scaled(NARROWEST_COLUMN) and sum(min(width, most) for width in self._natural) > room:
             most -= 4
@@ -204,16 +188,15 @@ class ComparisonTable(BaseTable):
 
 
 class SharedPromptPanel(QWidget):
-    """The best completion of each of two runs for the same prompt."""
-
     def __init__(self) -> None:
         super().__init__()
         self._comparison: RunComparison | None = None
         self._names: list[ComparedName] = []
         self._shown: tuple[object, ...] = ()
         self.shared: list[SharedPrompt] = []
-        refresh = self.refresh
-        self.runs = [ComboBox(name=f"{which} run", activated=lambda _: refresh()) for which in ("First", "Second")]
+        self.runs = [ComboBox(name=f"{which} run") for which in ("First", "Second")]
+        for box in self.runs:
+            box.activated.connect(lambda _: self.refresh())
         self.prompt = ComboBox(name="Shared prompt", currentIndexChanged=lambda _: self._show_prompt())
         self.where = label(font=theme.figures_font(), role="muted")
         self.sides = SideBySide()
@@ -259,9 +242,8 @@ class SharedPromptPanel(QWidget):
 
     def _show_prompt(self) -> None:
         found = bool(self.shared)
-        self.sides.setVisible(found)
-        self.nothing.setVisible(not found)
-        self.prompt.setVisible(found)
+        for part, is_shown in ((self.sides, found), (self.prompt, found), (self.nothing, not found)):
+            part.setVisible(is_shown)
         self.where.setText(f"step {self.shared[0].step:,}" if found else "")
         if found:
             shared = self.shared[max(0, self.prompt.currentIndex())]
@@ -285,13 +267,13 @@ class CompareView(QWidget):
         self._differences: dict[str, list[Any]] = {}
         self._news = configure(QTimer(self, singleShot=True, interval=NEWS_MS), timeout=self.refresh)
         self.back = button("Back to the list", self.closed.emit, tip="Escape")
-        escape = QShortcut(QKeySequence(Qt.Key.Key_Escape), self, self.closed.emit)
-        escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
+        QShortcut("Esc", self, self.closed.emit, context=Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self.title = label(font=theme.title_font())
         self.axis = Segments(AXES, "Horizontal axis", chosen=lambda _: self._draw_charts(is_new_axis=True))
         self.smoothing = ComboBox(name="Smoothing of the charts", length=11, items=SMOOTHING)
-        self.smoothing.currentIndexChanged.connect(lambda _: self._smooth())
-        self.legend = configure(RunLegend(), shown_changed=self._on_shown)
+        smooth = lambda _: self.grid and self.grid.set_smoothing(self.smoothing.currentData())  # noqa: E731
+        self.smoothing.currentIndexChanged.connect(smooth)
+        self.legend = configure(RunLegend(), shown_changed=self._draw_charts)
         self.shown = ComboBox(name="Runs shown", length=11, tip="All runs, or one alone")
         self.shown.activated.connect(lambda _: self.legend.solo(self.shown.currentData()))
         self.results, self.settings = ComparisonTable("Results of the runs"), ComparisonTable("Settings that differ")
@@ -311,8 +293,8 @@ class CompareView(QWidget):
         head = row(self.back, (self.title, 1), self.shown, self.smoothing, self.axis)
         self._legend_area = TabArea(content=self.legend, accessibleName="Legend of the runs")
         column(head, self._legend_area, (self.parts, 1), into=self, spacing=12, margins=2 * theme.SPACE)
-        for first, second in pairwise([self.back, self.shown, self.smoothing, *self.axis.buttons.values()]):
-            QWidget.setTabOrder(first, second)
+        for pair in pairwise([self.back, self.shown, self.smoothing, *self.axis.buttons.values()]):
+            QWidget.setTabOrder(*pair)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -325,7 +307,6 @@ class CompareView(QWidget):
             self.parts.setSizes([10_000, theme.scaled(TABLES_WIDTH) if wide else height])
 
     def _fit_legend(self) -> None:
-        """A few lines of the legend; more of them scroll."""
         needed = self.legend.heightForWidth(self.width() - 4 * theme.SPACE - theme.GUTTER)
         self._legend_area.setFixedHeight(min(needed, theme.scaled(LEGEND_HEIGHT)))
 
@@ -353,10 +334,6 @@ class CompareView(QWidget):
             self.comparison.deleteLater()
             self.comparison = None
 
-    def hideEvent(self, event: QHideEvent) -> None:
-        super().hideEvent(event)
-        self._news.stop()
-
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.refresh()
@@ -371,16 +348,37 @@ class CompareView(QWidget):
         names = self.names()
         self.legend.show_names(names)
         self._fit_legend()
-        self._show_shown()
         self.settings.show_table(settings_table([name.text for name in names], self._differences))
         self._settings.setCurrentIndex(0 if self._differences else 1)
-        results = [self._short_result(name, result) for name, result in zip(names, self._results(), strict=True)]
-        self.results.show_table([SHORT_RESULTS, *results])
+        table = [SHORT_RESULTS]
+        for name, result in zip(names, self._results(), strict=True):
+            courses = []
+            for what in ("reward", "held_out"):
+                first, last = (result[f"{what}_{end}"] for end in ("first", "last"))
+                course = f"{figure(first)} → {figure(last)}" if last is not None else DASH
+                courses.append(with_measure(f"{what}_last", result, course))
+            step = result["best_step"]
+            best = f"{figure(result['held_out_best'])} at {step:,}" if step is not None else DASH
+            cells = (name.text, STATE_LABELS[result["state"]], f"{result['steps']:,}", result[RESULT] or DASH)
+            table.append([*cells, *courses, best, figure(result["tokens"]), duration(result["worked_s"])])
+        self.results.show_table(table)
         self.prompts.show_runs(self.comparison, names)
         metrics = self.comparison.metrics()
         if metrics != self._metrics:
             self._metrics = metrics
-            self._build_grid()
+            self._drop_grid()
+            prefs = self._session.prefs
+            pairs = [(one.title, one.chart) for one in metrics]
+            plots = [Plot(title, chart.axis, chart.unit, chart.help, chart.section) for title, chart in pairs]
+            for plot, metric in zip(plots, metrics, strict=True):
+                place = place_of_chart(metric.chart.title)
+                explain_at(plot, place)
+                plot.explanation_requested.connect(partial(self._session.guide_requested.emit, place))
+            self.grid = ChartGrid(plots, self._content, lambda i: True, prefs.folded_charts)
+            self.grid.folded_changed.connect(partial(setattr, prefs, "folded_charts"))
+            self.grid.set_smoothing(self.smoothing.currentData())
+            ChartExport(self.grid, lambda: "comparison", self._session.message.emit)  # the grid owns it
+            self._charts.addWidget(self.grid)
         self._draw_charts()
 
     def names(self) -> list[ComparedName]:
@@ -388,42 +386,17 @@ class CompareView(QWidget):
             ComparedName(i, letter_of(i), record.title, record.summary.name) for i, record in enumerate(self._records)
         ]
 
-    def _build_grid(self) -> None:
-        self._drop_grid()
-        prefs = self._session.prefs
-        pairs = [(one.title, one.chart) for one in self._metrics]
-        plots = [Plot(title, chart.axis, chart.unit, chart.help, chart.section) for title, chart in pairs]
-        for plot, metric in zip(plots, self._metrics, strict=True):
-            place = place_of_chart(metric.chart.title)
-            explain_at(plot, place)
-            plot.explanation_requested.connect(partial(self._session.guide_requested.emit, place))
-        self.grid = ChartGrid(plots, self._content, lambda i: True, prefs.folded_charts)
-        self.grid.folded_changed.connect(partial(setattr, prefs, "folded_charts"))
-        self._smooth()
-        ChartExport(self.grid, lambda: "comparison", self._session.message.emit)  # the grid owns it
-        self._charts.addWidget(self.grid)
-
     def _drop_grid(self) -> None:
         if self.grid is not None:
             self.grid.hide()
             self.grid.deleteLater()
             self.grid = None
 
-    def _smooth(self) -> None:
-        if self.grid is not None:
-            self.grid.set_smoothing(self.smoothing.currentData())
-
-    def _on_shown(self) -> None:
-        self._show_shown()
-        self._draw_charts()
-
-    def _show_shown(self) -> None:
+    def _draw_charts(self, *, is_new_axis: bool = False) -> None:
         runs, shown = self.names(), self.legend.shown()
         texts = {"": "All runs" if len(shown) in (1, len(runs)) else f"{len(shown)} of {len(runs)} runs"}
         texts |= {name.name: f"Only {name.text}" for name in runs}
         self.shown.fill(texts, shown[0].name if len(shown) == 1 < len(runs) else "")
-
-    def _draw_charts(self, *, is_new_axis: bool = False) -> None:
         if self.grid is not None and self.comparison is not None:
             if is_new_axis:
                 self.grid.forget_span()  # a range on the old axis means nothing on the new one
@@ -449,7 +422,6 @@ class CompareView(QWidget):
         return ChartContent(shown, "None of the runs shown has this metric.", marks)
 
     def tables(self) -> list[list[list[str]]]:
-        """The settings that differ and the results, as rows of texts."""
         titles, found = [name.text for name in self.names()], self._results()
         results = results_table(found)
         results[0].append(RESULT)
@@ -460,29 +432,19 @@ class CompareView(QWidget):
 
     def _results(self) -> list[RunResult]:
         assert self.comparison is not None
-        return [self._result(*pair) for pair in zip_longest(self._records, self.comparison.runs)]
-
-    def _short_result(self, name: ComparedName, result: RunResult) -> list[str]:
-        """A line of SHORT_RESULTS."""
-        courses = []
-        for what in ("reward", "held_out"):
-            first, last = (result[f"{what}_{end}"] for end in ("first", "last"))
-            course = f"{figure(first)} → {figure(last)}" if last is not None else DASH
-            courses.append(with_measure(f"{what}_last", result, course))
-        step = result["best_step"]
-        best = f"{figure(result['held_out_best'])} at {step:,}" if step is not None else DASH
-        numbers = figure(result["tokens"]), duration(result["worked_s"])
-        state = STATE_LABELS[result["state"]]
-        return [name.text, state, f"{result['steps']:,}", result[RESULT] or DASH, *courses, best, *numbers]
-
-    def _result(self, record: RunRecord, run: Run | None) -> RunResult:
-        if run is None or not run.has_caught_up:
-            return result_of(record, []) | {RESULT: ""}
-        measure = record.summary.measure
-        steps, values = run.series(measure, held_out=True)
-        pairs = zip(steps.tolist(), values.tolist(), strict=True)
-        found = result_of(record, [pair for pair in pairs if pair[1] == pair[1]], finite_values(run, measure))
-        return found | {RESULT: _figure_text(figure_of(run))}
+        results = []
+        for record, run in zip_longest(self._records, self.comparison.runs):
+            if run is None or not run.has_caught_up:
+                results.append(result_of(record, []) | {RESULT: ""})
+                continue
+            measure, of, result = record.summary.measure, figure_of(run), ""
+            steps, values = run.series(measure, held_out=True)
+            pairs = [pair for pair in zip(steps.tolist(), values.tolist(), strict=True) if pair[1] == pair[1]]
+            if of is not None:  # “0.86, 0.81 to 0.90, test”
+                ends = f"{figure(of.low)} to {figure(of.high)}" if of.low is not None and of.high is not None else ""
+                result = ", ".join(filter(None, (figure(of.value), ends, of.where)))
+            results.append(result_of(record, pairs, finite_values(run, measure)) | {RESULT: result})
+        return results
 
     def export_menu(self) -> QMenu:
         menu, clipboard = QMenu(self), QGuiApplication.clipboard()
@@ -501,11 +463,3 @@ class CompareView(QWidget):
         with problems_to(partial(QMessageBox.warning, self, "Not saved")):
             if path is not None:
                 save_as(path, "\n".join(map(write, self.tables())))
-
-
-def _figure_text(of: RunFigure | None) -> str:
-    """“0.86, 0.81 to 0.90, test”."""
-    if of is None:
-        return ""
-    ends = f"{figure(of.low)} to {figure(of.high)}" if of.low is not None and of.high is not None else ""
-    return ", ".join(filter(None, (figure(of.value), ends, of.where)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,36 +10,48 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QFile, QObject, Qt, Signal
-from PySide6.QtGui import QGuiApplication, QKeySequence
-from PySide6.QtWidgets import QInputDialog, QListWidget, QListWidgetItem, QMenu, QWidget
+from PySide6.QtGui import QCloseEvent, QGuiApplication, QKeySequence
+from PySide6.QtWidgets import QInputDialog, QLabel, QLineEdit, QListWidget, QListWidgetItem, QMenu, QWidget
 
 from app import theme
 from app.state.messages import problems_to
+from app.state.processes import VerbProcess
 from app.state.run_state import LIVE
 from app.state.session import Session
+from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton, Segments
 from app.widgets.basic.dialogs import Dialog, open_path
-from app.widgets.basic.labels import REMOVE_KEYS, button, key_name, label
-from app.widgets.basic.layout import column, configure, row
-from app.widgets.basic.number_format import counted, file_size
+from app.widgets.basic.labels import REMOVE_KEYS, button, key_name, label, show_text
+from app.widgets.basic.layout import TabArea, column, configure, grid, holder, row
+from app.widgets.basic.number_format import counted, figure, file_size
+from app.widgets.form.field import Field
+from app.widgets.form.fields import make_field
+from app.widgets.form.setting_search import SettingSearch
+from app.widgets.upload_dialog import cancel_before_closing
+from backend.config.config import SETTINGS, TEXTS, problems
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_names import name_of
-from backend.runs.run_record import FreeableSpace, RunRecord, change_notes, free_space, tags_in
+from backend.runs.run_record import FreeableSpace, RunRecord, as_number, change_notes, free_space, tags_in, value_text
+from backend.runs.saved_weights import all_checkpoints, best_of
+from backend.runs.steering import run_config
+from backend.utils.command import backend_command
 from backend.utils.errors import UserError
 
 RESUMABLE = ("stopped", "failed", "crashed")
 Runs = Sequence[RunRecord]
+WAYS = {"warm": "Continue from there", "cold": "Start over with its weights"}
+EXPLAINED = {
+    "warm": "Keeps weights, optimizer, data position and charts up to that step. Unchanged, it repeats the run.",
+    "cold": "Keeps the weights alone. Starts at step 0 with a new optimizer and the data from the beginning.",
+}
+REWARD_SETTINGS = ("reward_functions_file", "reward_functions", "stages")
+"""Settings that name files of code."""
+OTHER_SUBJECTS = ("run", "checkpoint", "reference", "run_name")
+"""Subjects of errors of the verb that are not settings of the form."""
+CREATE = "Create the run"
 
 
-@dataclass(frozen=True, slots=True)
-class TrashedRun:
-    """`trashed`: where it lies now, None if the desktop does not say."""
-
-    path: Path
-    trashed: Path | None
-
-
-def move_to_trash(run: RunFolder) -> TrashedRun:
-    """Raises UserError for a run that is being trained, or without a trash."""
+def move_to_trash(run: RunFolder) -> Path | None:
+    """Where it lies now, None if the desktop does not say. Raises UserError for a run in training, or without trash."""
     handle, file = hold_lock(run), QFile(str(run.path))
     try:
         if not file.moveToTrash():
@@ -46,36 +59,39 @@ def move_to_trash(run: RunFolder) -> TrashedRun:
     finally:
         os.close(handle)
     place = Path(file.fileName())
-    return TrashedRun(run.path, place if place != run.path and place.exists() else None)
+    return place if place != run.path and place.exists() else None
 
 
-def restore(run: TrashedRun) -> None:
+def restore(path: Path, trashed: Path | None) -> None:
     """Move a run back out of the trash. Raises UserError."""
-    if run.trashed is None or not run.trashed.exists():
-        raise UserError("run", f"{run.path.name} is no longer in the trash.")
-    if run.path.exists():
-        raise UserError("run", f"{run.path} exists again; move that one away first.")
-    if not QFile.rename(str(run.trashed), str(run.path)):  # copies where the trash is on another disk
-        raise UserError("run", f"{run.trashed} could not be moved back to {run.path}.")
+    if trashed is None or not trashed.exists():
+        raise UserError("run", f"{path.name} is no longer in the trash.")
+    if path.exists():
+        raise UserError("run", f"{path} exists again; move that one away first.")
+    if not QFile.rename(str(trashed), str(path)):  # copies where the trash is on another disk
+        raise UserError("run", f"{trashed} could not be moved back to {path}.")
     # On Linux (https://specifications.freedesktop.org/trash-spec/1.0/) the trash would go on listing it.
-    if run.trashed.parent.name == "files":
-        (run.trashed.parents[1] / "info" / f"{run.trashed.name}.trashinfo").unlink(missing_ok=True)
+    if trashed.parent.name == "files":
+        (trashed.parents[1] / "info" / f"{trashed.name}.trashinfo").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RunAction:
-    """An entry of the menu: its text for a run, when it is enabled, its keys, its text for several runs.
+    """An entry of the menu: its text for a run, what it `needs` of `abilities`, its keys, its text for several runs.
 
     `toggles` is a flag of the notes; where all runs have it, the text is `off`.
     """
 
     key: str
     one: str
-    applies: Callable[[Runs], bool]
+    needs: str
     keys: str = ""
     several: str = ""
     toggles: str = ""
     off: str = ""
+
+    def applies(self, runs: Runs) -> bool:
+        return abilities(runs)[self.needs]
 
     def text(self, runs: Runs) -> str:
         if self.toggles and runs and all(getattr(run.notes, self.toggles) for run in runs):
@@ -83,50 +99,35 @@ class RunAction:
         return self.several.format(len(runs)) if self.several and len(runs) > 1 else self.one
 
 
-def _one(runs: Runs) -> bool:
-    return len(runs) == 1
-
-
-def _is_idle(runs: Runs) -> bool:
-    return bool(runs) and not any(run.summary.state in LIVE for run in runs)
-
-
-def _has_steps(runs: Runs) -> bool:
-    return _one(runs) and (runs[0].summary.step or 0) > 0
-
-
-def _has_trained(runs: Runs) -> bool:
-    return _has_steps(runs) and _is_idle(runs)
-
-
-def _can_resume(runs: Runs) -> bool:
-    return _one(runs) and runs[0].summary.state in RESUMABLE
+def abilities(runs: Runs) -> dict[str, bool]:
+    is_one, is_idle = len(runs) == 1, bool(runs) and not any(run.summary.state in LIVE for run in runs)
+    has_steps = is_one and (runs[0].summary.step or 0) > 0
+    found = {"any": bool(runs), "one": is_one, "several": len(runs) > 1, "idle": is_idle, "steps": has_steps}
+    return found | {"trained": has_steps and is_idle, "ended": is_one and runs[0].summary.state in RESUMABLE}
 
 
 ACTIONS: tuple[RunAction | None, ...] = (
-    RunAction("open", "Open", _one, "Return"),
-    RunAction("compare", "Compare", lambda runs: len(runs) > 1, "Return", several="Compare {} runs"),
-    RunAction("resume", "Resume", _can_resume),
-    RunAction("queue", "Resume in the queue", _can_resume),
-    RunAction("chat", "Chat", _has_trained),
-    RunAction("export", "Export…", _has_trained),
-    RunAction("evaluate", "Evaluate", _has_trained),
+    RunAction("open", "Open", "one", "Return"),
+    RunAction("compare", "Compare", "several", "Return", several="Compare {} runs"),
+    RunAction("resume", "Resume", "ended"),
+    RunAction("queue", "Resume in the queue", "ended"),
+    RunAction("chat", "Chat", "trained"),
+    RunAction("export", "Export…", "trained"),
+    RunAction("evaluate", "Evaluate", "trained"),
     None,
-    RunAction("clone", "New run from here…", _has_steps),
-    RunAction("use_adapter", "Start a new run from its adapters", _has_trained),
-    RunAction("use_settings", "Use its settings", _one),
+    RunAction("clone", "New run from here…", "steps"),
+    RunAction("use_adapter", "Start a new run from its adapters", "trained"),
+    RunAction("use_settings", "Use its settings", "one"),
     None,
-    RunAction(
-        "favourite", "Add to favourites", bool, "Ctrl+Shift+F", toggles="favourite", off="Remove from favourites"
-    ),
-    RunAction("rename", "Rename…", _one, "F2"),
-    RunAction("tag", "Add tags…", bool),
-    RunAction("archive", "Archive", bool, toggles="archived", off="Remove from the archive"),
+    RunAction("favourite", "Add to favourites", "any", "Ctrl+Shift+F", "", "favourite", "Remove from favourites"),
+    RunAction("rename", "Rename…", "one", "F2"),
+    RunAction("tag", "Add tags…", "any"),
+    RunAction("archive", "Archive", "any", toggles="archived", off="Remove from the archive"),
     None,
-    RunAction("show_folder", "Open folder", _one),
-    RunAction("copy_path", "Copy path", bool),
-    RunAction("free", "Free space…", bool),
-    RunAction("trash", "Move to trash", _is_idle, REMOVE_KEYS, several="Move {} runs to trash"),
+    RunAction("show_folder", "Open folder", "one"),
+    RunAction("copy_path", "Copy path", "any"),
+    RunAction("free", "Free space…", "any"),
+    RunAction("trash", "Move to trash", "idle", REMOVE_KEYS, several="Move {} runs to trash"),
 )
 """None is a separator."""
 
@@ -136,7 +137,6 @@ class RunActions(QObject):
 
     changed = Signal(list)  # paths of runs whose notes were written
     moved = Signal()  # to the trash, or back
-    refused = Signal(str)
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class RunActions(QObject):
     ) -> None:
         super().__init__(parent)
         self.session = session
-        self.trashed: list[TrashedRun] = []
+        self.trashed: dict[Path, Path | None] = {}  # where it was → where it lies in the trash, if that is known
         self._selected, self._window = selected, parent
         self._callbacks: dict[str, Callable[[], object]] = {
             "open": lambda: self._show_on("monitor"),
@@ -206,7 +206,7 @@ class RunActions(QObject):
         return QInputDialog.getText(self._window, "Add tags", f"Tags for {of}, separated by commas:")[0]
 
     def note(self, path: Path, changes: dict[str, Any]) -> None:
-        with problems_to(self.refused.emit):
+        with problems_to(self.session.message.emit):
             change_notes(RunFolder(path), **changes)
         self.changed.emit([path])
 
@@ -218,27 +218,24 @@ class RunActions(QObject):
 
     def trash(self) -> None:
         """Move the runs to the desktop's trash, without a question: `undo_trash` restores them."""
-        moved = []
+        moved = {}
         for path in [Path(run.summary.path) for run in self._selected()]:
             if self.session.run is not None and self.session.run.folder.path == path:
                 self.session.close_run()
-            with problems_to(self.refused.emit):
-                moved.append(move_to_trash(RunFolder(path)))
-        if moved:
-            self.trashed = moved
+            with problems_to(self.session.message.emit):
+                moved[path] = move_to_trash(RunFolder(path))
+        self.trashed = moved or self.trashed
         self.moved.emit()
 
     def undo_trash(self) -> None:
-        for run in self.trashed:
-            with problems_to(self.refused.emit):
-                restore(run)
-        self.trashed = []
+        for path, trashed in self.trashed.items():
+            with problems_to(self.session.message.emit):
+                restore(path, trashed)
+        self.trashed = {}
         self.moved.emit()
 
 
 class FreeSpaceDialog(Dialog):
-    """Deletes checkpoints: a list of runs with check boxes, all ticked."""
-
     freed = Signal(list)
 
     def __init__(self, spaces: Sequence[FreeableSpace], parent: QWidget | None = None) -> None:
@@ -288,3 +285,209 @@ class FreeSpaceDialog(Dialog):
         self.start.setText(f"Delete checkpoints, free {file_size(total)}" if total else "Nothing to delete")
         self.start.setEnabled(total > 0)
         self.outcome.setText("" if self.list.count() else "No run has other checkpoints than its best and its newest.")
+
+
+class ChangedSettings(QWidget):
+    changed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: dict[str, Field] = {}
+        self._rows: dict[str, tuple[QWidget, QLabel]] = {}
+        self._now: Mapping[str, Any] = {}
+        self.search = SettingSearch([about for key, about in SETTINGS.items() if key != "run_name"])
+        configure(self.search, placeholderText="Change a setting…", chosen=self.add)
+        self._column = column(self.search, into=self)
+
+    def set_now(self, now: Mapping[str, Any]) -> None:
+        self._now = now
+        for key, (_, caption) in self._rows.items():
+            caption.setText(f"now {value_text(self.now(key))}")
+        self._check()
+
+    def add(self, key: str) -> None:
+        if key not in self.fields:
+            holder = QWidget(self)
+            field = make_field(SETTINGS[key], holder)
+            field.show_value(self.now(key))
+            field.edited.connect(lambda *_: self._check())
+            caption = label(f"now {value_text(self.now(key))}", role="muted", wrap=True)
+            remove = LinkButton("Remove", on_click=lambda: self.remove(key))
+            remove.setAccessibleName(f"Do not change {SETTINGS[key].label}")
+            centre = Qt.AlignmentFlag.AlignVCenter
+            row((field, 1), (caption, 1, centre), (remove, 0, centre), into=holder, spacing=12)
+            self._column.addWidget(holder)
+            self.fields[key], self._rows[key] = field, (holder, caption)
+            self._check()
+        self.search.clear()
+        control = self.fields[key].control
+        control.setFocus()
+        if isinstance(control, QLineEdit):
+            control.selectAll()  # typing replaces the value
+
+    def remove(self, key: str) -> None:
+        holder, _ = self._rows.pop(key)
+        del self.fields[key]
+        holder.hide()
+        holder.deleteLater()
+        self.search.setFocus()
+        self._check()
+
+    def now(self, key: str) -> Any:
+        return self._now.get(key, SETTINGS[key].default)
+
+    def values(self) -> dict[str, Any]:
+        new = {key: as_number(key, field.value()) for key, field in self.fields.items()}
+        return {key: value for key, value in new.items() if value != self.now(key)}
+
+    def errors(self) -> dict[str, str]:
+        before = {problem.setting for problem in problems(self._now)}
+        return {
+            problem.setting: problem.sentence
+            for problem in problems({**self._now, **self.values()})
+            if problem.setting in self.fields or problem.setting not in before
+        }
+
+    def show_errors(self, errors: Mapping[str, str]) -> str:
+        for key, field in self.fields.items():
+            field.show_problem(errors.get(key, ""))
+        return " ".join(sentence for key, sentence in errors.items() if key not in self.fields)
+
+    def _check(self) -> None:
+        self.show_errors(self.errors())
+        self.changed.emit()
+
+
+class CloneDialog(Dialog):
+    """Not modal. Closing it while the folder is being made cancels that.
+
+    Signals:
+        cloned(path, starts) – the new run's folder is there; `starts`: train it as soon as no other run trains.
+    """
+
+    cloned = Signal(object, bool)
+
+    def __init__(
+        self,
+        run: RunFolder,
+        title: str,
+        parent: QWidget | None = None,
+        *,
+        will_wait: bool = False,
+        may_run_code: Callable[[Mapping[str, Any]], bool] = lambda _settings: True,
+    ) -> None:
+        """`will_wait`: another run trains now. `may_run_code` asks if the reward files of settings may be run."""
+        super().__init__(f"New run from {title}", parent, (600, 560))
+        self.run, self._may_run_code = run, may_run_code
+        self._task: VerbProcess | None = None
+        self._problem = ""
+        self.step = ComboBox(name="Starting step")
+        checkpoints = list(reversed(all_checkpoints(run)))
+        best = best_of(checkpoints)
+        for saved in checkpoints:  # “Step 40, reward 2.31, the newest and the best”
+            marks = [mark for mark, one in (("the newest", checkpoints[0]), ("the best", best)) if saved == one]
+            reward = "" if saved.state.score is None else f"reward {figure(saved.state.score)}"
+            parts = filter(None, (f"Step {saved.step:,}", reward, " and ".join(marks)))
+            self.step.addItem(", ".join(parts), saved.step)
+        self.step.currentIndexChanged.connect(lambda _: self._show_step())
+        show_ready = self._show_ready
+        self.way = Segments(WAYS, "How the new run starts", chosen=lambda _: show_ready())
+        self.explained = label(role="muted", wrap=True)
+        self.name = configure(QLineEdit(), accessibleName="Name of the new run", textChanged=lambda _: show_ready())
+        self.settings = configure(ChangedSettings(), changed=show_ready)
+        self.differs = label(wrap=True, align=Qt.AlignmentFlag.AlignTop)
+        self.at_once = CheckBox("Add it to the queue" if will_wait else "Train it at once", checked=True)
+        self.outcome = label(role="problem", wrap=True, selectable=True)
+        self.create_button = button(CREATE, self.create_run, primary=True)
+
+        lines = (("From", self.step), ("It will", row(self.way, None)), ("", self.explained), ("Name", self.name))
+        fields = [(label(text, role="muted"), part) for text, part in lines]
+        area = TabArea(content=holder(column(self.settings, None, margins=(0, 0, theme.GUTTER, 0))))
+        buttons = row(self.at_once, None, button("Cancel", self.close), self.create_button)
+        head = grid(fields, stretch=1, spacing=(12, theme.SPACE))
+        parts = (head, (area, 1), self.differs, self.outcome, buttons)
+        column(*parts, into=self, spacing=12, margins=2 * theme.SPACE)
+        self._show_step()
+
+    def _show_step(self) -> None:
+        self._problem, now = "", dict[str, Any]()
+        if not self.step.count():
+            self._problem = f"The run {self.run.name} has no checkpoint to start from."
+        else:
+            try:
+                now = run_config(self.run, self.step.currentData()).model_dump()
+            except UserError as error:
+                self._problem = error.faults[0].sentence
+        self.name.setPlaceholderText(f"{self.run.name}-from-{self.step.currentData()}")
+        self.settings.setEnabled(not self._problem)
+        self.settings.set_now(now)
+        self._show_ready()
+
+    def _show_ready(self) -> None:
+        if self._task is not None and self._task.is_running:
+            return
+        self.explained.setText(EXPLAINED[self.way.key])
+        new, errors = self.settings.values(), self.settings.errors()
+        lines = [
+            f"{SETTINGS[key].label}: {value_text(self.settings.now(key))} → {value_text(value)}"
+            for key, value in new.items()
+        ]
+        same = "Nothing changes: a second run from the same point."
+        self.differs.setText("Changes:\n" + "\n".join(lines) if lines else same)
+        settings = {key: new.get(key, self.settings.now(key)) for key in ("iters", "epochs", "stages")}
+        step, most, no_steps_left = self.step.currentData(), settings["iters"], ""
+        if (
+            self.way.key == "warm"
+            and not self._problem
+            and not (settings["epochs"] or settings["stages"] or step < most)
+        ):
+            more = f"Increase {SETTINGS['iters'].label}, or start earlier."
+            no_steps_left = f"The run has done {step:,} of its {most:,} steps. {more}"
+        name = self.name.text().strip()
+        taken = bool(name) and os.path.exists(self.run.path.parent / name)  # a name too long is False, not an error
+        reasons = [
+            self._problem or no_steps_left,
+            "A run of this name exists." if taken else "",
+            *(sentence for key, sentence in errors.items() if key not in self.settings.fields),
+        ]
+        show_text(self.outcome, " ".join(filter(None, reasons)))
+        self.create_button.setEnabled(not any(reasons) and not errors)
+
+    def command(self) -> list[str]:
+        changes = []
+        for key, value in self.settings.values().items():
+            # Text as it is, everything else as YAML, nothing for a setting that is emptied.
+            is_text, is_empty = SETTINGS[key].kind in TEXTS, value is None or value == ""
+            changes += ["--set", f"{key}={'' if is_empty else value if is_text else json.dumps(value)}"]
+        name = self.name.text().strip()
+        options = ["--step", str(self.step.currentData()), f"--{self.way.key}", *changes]
+        options += [*(["--name", name] if name else []), "--runs-dir", str(self.run.path.parent)]
+        return backend_command("clone", str(self.run.path), *options)
+
+    def create_run(self) -> None:
+        new = self.settings.values()
+        if new and not self._may_run_code({key: self.settings.now(key) for key in REWARD_SETTINGS} | new):
+            show_text(self.outcome, "The code was not allowed to run, so no run was made.")
+            return
+        show_text(self.outcome, "")
+        self._task = VerbProcess(self.command(), self)
+        self._task.done.connect(self._end)
+        self.create_button.setEnabled(False)
+        self.create_button.setText("Creating the run…")
+        self._task.start()
+
+    def _end(self, outcome: Any) -> None:
+        self.create_button.setText(CREATE)
+        if outcome.ok:
+            self.cloned.emit(Path(outcome.sentence), self.at_once.isChecked())
+            self.close()
+            return
+        pairs = [line.partition(": ") for line in outcome.output.splitlines()]
+        errors = {key: text for key, colon, text in pairs if colon and (key in SETTINGS or key in OTHER_SUBJECTS)}
+        elsewhere = self.settings.show_errors(errors)
+        show_text(self.outcome, elsewhere if errors else outcome.sentence)
+        self.create_button.setEnabled(True)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        if not cancel_before_closing(self, self._task, event):
+            super().closeEvent(event)

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QLineEdit, QTreeWidget, QTree
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, ProseEdit
 from app.widgets.basic.labels import label, plain_tip, show_text
-from app.widgets.basic.layout import TabArea, clear_layout, column, configure, grid, holder, row, set_shown
+from app.widgets.basic.layout import TabArea, clear_layout, column, configure, grid, holder, row, set_shown, show_all
 from app.widgets.basic.number_format import file_size, moment
 from app.widgets.run_header import StateChip
 from backend.config.config import SETTINGS
@@ -29,8 +29,6 @@ FAINT_PARTS = 0.005
 
 
 class LineageTree(QTreeWidget):
-    """A run's family: the run that all were cloned from at the top, each clone below its parent."""
-
     run_chosen = Signal(str)
 
     def __init__(self) -> None:
@@ -45,32 +43,31 @@ class LineageTree(QTreeWidget):
             textElideMode=Qt.TextElideMode.ElideMiddle,
             horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
         )
-        for signal in (self.itemClicked, self.itemActivated):
-            signal.connect(lambda item, _column: self.run_chosen.emit(item.data(0, Qt.ItemDataRole.UserRole)))
+        choose = lambda item, _column: self.run_chosen.emit(item.data(0, Qt.ItemDataRole.UserRole))  # noqa: E731
+        configure(self, itemClicked=choose, itemActivated=choose)
 
     def show_family(self, family: Mapping[str, Sequence[str]], titles: Mapping[str, str], current: str) -> None:
         """`family`: run → its clones, the oldest first (`RunList.family_of`)."""
         self.clear()
         items: dict[str, QTreeWidgetItem] = {}
+
+        def make(name: str) -> QTreeWidgetItem:
+            item = items[name] = QTreeWidgetItem([titles.get(name, f"{name} (not here)")])
+            item.setData(0, Qt.ItemDataRole.UserRole, name)
+            item.setToolTip(0, plain_tip(name))
+            item.setFont(0, theme.heading_font() if name == current else theme.body_font())
+            if name not in titles:
+                item.setForeground(0, theme.palette().muted)
+            return item
+
         for name, children in family.items():
             if name not in items:
-                items[name] = self._item(name, titles, current)
-                self.addTopLevelItem(items[name])
+                self.addTopLevelItem(make(name))
             for child in children:
                 if child not in items:  # a hand-edited parent.json could close a circle
-                    items[child] = self._item(child, titles, current)
-                    items[name].addChild(items[child])
+                    items[name].addChild(make(child))
         self.expandAll()
         self.setFixedHeight(min(len(items), MOST_RELATIVES) * self.sizeHintForRow(0) + 2 * self.frameWidth() + 2)
-
-    def _item(self, name: str, titles: Mapping[str, str], current: str) -> QTreeWidgetItem:
-        item = QTreeWidgetItem([titles.get(name, f"{name} (not here)")])
-        item.setData(0, Qt.ItemDataRole.UserRole, name)
-        item.setToolTip(0, plain_tip(name))
-        item.setFont(0, theme.heading_font() if name == current else theme.body_font())
-        if name not in titles:
-            item.setForeground(0, theme.palette().muted)
-        return item
 
 
 class RunDetails(TabArea):
@@ -156,10 +153,8 @@ class RunDetails(TabArea):
             job = read_job(RunFolder(Path(about.path)))
             machines = f"Hugging Face, {job.flavor}" if job is not None else machines
         self.machines.setText(machines)
-        for part in (self._family_title, self.family):
-            set_shown(part, bool(family))
-        for part in (self._machines_title, self.machines):
-            set_shown(part, bool(machines))
+        show_all(family, self._family_title, self.family)
+        show_all(machines, self._machines_title, self.machines)
         settings = [(SETTINGS[key].label, value_text(value)) for key, value in record.settings.items()]
         _fill(self.settings, settings or [("All are the defaults.", "")])
         parts = [(PARTS[part], size) for part, size in record.disk.items() if size > record.bytes * FAINT_PARTS]

@@ -6,18 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import (
-    QModelIndex,
-    QObject,
-    QPointF,
-    QRect,
-    QRectF,
-    QSignalBlocker,
-    QSortFilterProxyModel,
-    Qt,
-    Signal,
-)
-from PySide6.QtGui import QColor, QCursor, QKeyEvent, QKeySequence, QPainter, QPen, QPixmap, QPolygonF, QShortcut
+from PySide6.QtCore import QModelIndex, QPointF, QRect, QRectF, QSignalBlocker, QSortFilterProxyModel, Qt, Signal
+from PySide6.QtGui import QColor, QCursor, QKeyEvent, QPainter, QPen, QPixmap, QPolygonF, QShortcut
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QListWidget, QListWidgetItem, QWidget
 
 from app import theme
@@ -99,7 +89,7 @@ class RunModel(RowsModel):
     rows: list[RunRecord]
     columns: list[RunField] = columns_of(DEFAULT_COLUMNS)
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, parent: Any = None) -> None:
         super().__init__(parent)
         self.sweeps: dict[str, FoldedSweep] = {}
         self.unfolded: set[str] = set()
@@ -232,7 +222,6 @@ def _alignment(field: RunField) -> Qt.AlignmentFlag:
 
 
 def draw_curve(painter: QPainter, rect: QRect, values: Sequence[float]) -> None:
-    """Draw numbers as a line, scaled to their own range."""
     box, low, high = QRectF(rect).adjusted(6, 6, -6, -6), min(values), max(values)
     step = box.width() / max(1, len(values) - 1)
     heights = [(value - low) / (high - low) if high > low else 0.5 for value in values]
@@ -251,11 +240,10 @@ class _TestedRows(QSortFilterProxyModel):
     test: Callable[[RunRecord], bool] = staticmethod(lambda record: True)
     folds = True
 
-    @property
-    def _runs(self) -> RunModel:
-        model = self.sourceModel()
-        assert isinstance(model, RunModel)
-        return model
+    def __init__(self, model: RunModel, parent: QWidget) -> None:
+        super().__init__(parent, sortRole=SORT)
+        self._runs = model
+        self.setSourceModel(model)
 
     def filterAcceptsRow(self, row: int, parent: Index) -> bool:
         model, record = self._runs, self._runs.rows[row]
@@ -266,24 +254,18 @@ class _TestedRows(QSortFilterProxyModel):
 
     def lessThan(self, left: Index, right: Index) -> bool:
         model = self._runs
-        sweeps = [model.sweep_of(model.rows[index.row()]) for index in (left, right)]
-        if not self.folds or not any(sweeps):
-            return super().lessThan(left, right)
-        if sweeps[0] == sweeps[1]:
-            leads = [model.is_sweep(model.rows[index.row()]) for index in (left, right)]
-            if any(leads):
-                return leads[0] == (self.sortOrder() == Qt.SortOrder.AscendingOrder)
-            return super().lessThan(left, right)
-        field, records = model.columns[left.column()], []
-        for index, sweep in zip((left, right), sweeps, strict=True):
-            records.append(model.sweeps[sweep].record if sweep else model.rows[index.row()])
-        first, second = ((sort_key(field, record), record.summary.path) for record in records)
-        return first < second
+        records = [model.rows[index.row()] for index in (left, right)]
+        sweeps = [model.sweep_of(record) for record in records]
+        if self.folds and sweeps[0] != sweeps[1]:
+            leads = [model.sweeps[sweep].record if sweep else own for sweep, own in zip(sweeps, records, strict=True)]
+            first, second = ((sort_key(model.columns[left.column()], one), one.summary.path) for one in leads)
+            return first < second
+        leads = [self.folds and model.is_sweep(record) for record in records]
+        is_ascending = self.sortOrder() == Qt.SortOrder.AscendingOrder
+        return leads[0] == is_ascending if any(leads) else super().lessThan(left, right)
 
 
 class RunTable(BaseTable):
-    """The table view, through a proxy model that sorts and filters."""
-
     opened = Signal()
     star_pressed = Signal(object)  # record
     columns_changed = Signal(list)  # (key, width) of each
@@ -292,8 +274,7 @@ class RunTable(BaseTable):
         super().__init__(name="Runs", textElideMode=Qt.TextElideMode.ElideMiddle)  # names of runs differ at the end
         self._rows = model
         self._is_arranging = False
-        self.sorted = _TestedRows(self, sortRole=SORT)
-        self.sorted.setSourceModel(model)
+        self.sorted = _TestedRows(model, self)
         menu = Qt.ContextMenuPolicy.CustomContextMenu
         configure(self, model=self.sorted, itemDelegate=CellDelegate(CURVE, draw_curve, self), contextMenuPolicy=menu)
         head = configure(
@@ -308,8 +289,17 @@ class RunTable(BaseTable):
         self.setSortingEnabled(True)
         self.show_columns([])
         self.sort_by("began", Qt.SortOrder.DescendingOrder)
-        self.clicked.connect(self._on_click)
-        self.doubleClicked.connect(lambda index: self._is_star(index) or self.opened.emit())
+
+        def on_click(index: QModelIndex) -> None:
+            record, path = self._record(index.row()), self._record(index.row()).summary.path
+            at = self.viewport().mapFromGlobal(QCursor.pos()).x() - self.visualRect(index).left()
+            is_chevron = model.columns[index.column()].key == NAME and at < theme.scaled(2 * CHEVRON)
+            if model.is_sweep(record) and is_chevron:
+                self.unfold(path, path not in model.unfolded)
+            elif self._is_star(index) and not model.is_sweep(record):
+                self.star_pressed.emit(record)
+
+        configure(self, clicked=on_click, doubleClicked=lambda index: self._is_star(index) or self.opened.emit())
 
     def show_columns(self, columns: Sequence[tuple[str, int]]) -> None:
         sorted_by = self._rows.columns[min(self.sorted.sortColumn(), len(self._rows.columns) - 1)].key
@@ -339,23 +329,12 @@ class RunTable(BaseTable):
         self.setColumnWidth(name, max(width_of(self._rows.columns[name]), self.viewport().width() - used))
         self._is_arranging = False
 
-    def _on_click(self, index: QModelIndex) -> None:
-        record = self._record(index.row())
-        at = self.viewport().mapFromGlobal(QCursor.pos()).x() - self.visualRect(index).left()
-        is_chevron = self._rows.columns[index.column()].key == NAME and at < theme.scaled(2 * CHEVRON)
-        if self._rows.is_sweep(record) and is_chevron:
-            self.unfold(record.summary.path, record.summary.path not in self._rows.unfolded)
-        elif self._is_star(index) and not self._rows.is_sweep(record):
-            self.star_pressed.emit(record)
-
     def unfold(self, sweep: str, on: bool) -> None:
-        """Show the runs of a sweep below its row, or hide them."""
         (self._rows.unfolded.add if on else self._rows.unfolded.discard)(sweep)
         self.sorted.invalidate()
         self.viewport().update()
 
     def rename(self) -> None:
-        """Edit the name of the selected run in its cell."""
         name = next(i for i, field in enumerate(self._rows.columns) if field.key == NAME)
         for place in self.selected_rows()[:1]:
             self.edit(self.sorted.index(place, name))
@@ -420,8 +399,8 @@ class ColumnDialog(Dialog):
         connect(lambda *_: self._emit(), self.list.itemChanged, self.list.model().rowsMoved)
         up = button("Up", lambda: self.move(-1), tip="Alt+Up")
         down = button("Down", lambda: self.move(1), tip="Alt+Down")
-        for keys, by in (("Alt+Up", -1), ("Alt+Down", 1)):
-            QShortcut(QKeySequence(keys), self, lambda by=by: self.move(by))
+        QShortcut("Alt+Up", self, lambda: self.move(-1))
+        QShortcut("Alt+Down", self, lambda: self.move(1))
         defaults = button("Default columns", lambda: self._fill(DEFAULT_COLUMNS))
         hint = "Ticked columns are shown, in this order. Drag them, or use Alt+Up and Alt+Down."
         buttons = row(up, down, defaults, None, button("Close", self.close, primary=True))
@@ -433,8 +412,7 @@ class ColumnDialog(Dialog):
         with QSignalBlocker(self.list):
             self.list.clear()
             for key in dict.fromkeys([*shown, *self._offered]):
-                field = field_of(key)
-                if field is None:
+                if (field := field_of(key)) is None:
                     continue
                 item = QListWidgetItem(field.title if key in (field.title, *FIELDS) else f"{field.title}  –  {key}")
                 item.setData(ROLE.UserRole, key)

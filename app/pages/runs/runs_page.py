@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QFileSystemWatcher, QPoint, Qt, QTimer
-from PySide6.QtGui import QHideEvent, QKeySequence, QResizeEvent, QShortcut, QShowEvent
-from PySide6.QtWidgets import QLineEdit, QWidget
+from PySide6.QtCore import QFileSystemWatcher, QPoint, Qt, QTimer, Signal
+from PySide6.QtGui import QColor, QHideEvent, QResizeEvent, QShortcut, QShowEvent
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QLineEdit, QWidget
 
 from app import theme
-from app.pages.runs.clone_dialog import CloneDialog
 from app.pages.runs.compare_view import CompareView
-from app.pages.runs.queue_panel import QueuePanel
-from app.pages.runs.run_actions import ACTIONS, FreeSpaceDialog, RunActions
+from app.pages.runs.run_actions import ACTIONS, CloneDialog, FreeSpaceDialog, RunActions
 from app.pages.runs.run_details import RunDetails
 from app.pages.runs.run_table import ColumnDialog, RunModel, RunTable
 from app.state.run_list import RunList, read_named
 from app.state.session import Session
-from app.widgets.basic.controls import CheckBox
-from app.widgets.basic.labels import EmptyState, button, label, show_text
+from app.widgets.basic.controls import CheckBox, ElidedLabel
+from app.widgets.basic.labels import REMOVE_KEYS, EmptyState, button, label, plain_tip, show_text
 from app.widgets.basic.layout import card, column, configure, connect, holder, row, splitter, stack, wrap_in_card
+from app.widgets.basic.number_format import DASH
+from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, Column, DraggedRowsModel, Index
+from backend.runs.archive import raw_settings
+from backend.runs.queue import is_fresh
 from backend.runs.run_folder import RunFolder
+from backend.runs.run_names import name_of
 from backend.runs.run_record import RunRecord, freeable_space
 from backend.runs.run_search import HINT, all_keys, asks_for_archived, search
 from backend.utils import places
@@ -45,6 +48,7 @@ SPARE = ("clone", "chat", "export", "resume")
 """Buttons that are hidden, in this order, where their row is too narrow: *More…* has every action."""
 DETAILS_WIDTH, DETAILS_HEIGHT, LOWEST = 264, 190, 300
 """Of the details beside and below the table; least height of both, below which the table has all of it."""
+SHOWN_ROWS = 3
 
 
 class RunsPage(QWidget):
@@ -61,16 +65,16 @@ class RunsPage(QWidget):
         go = partial(session.page_requested.emit, "train")
         self.nothing = EmptyState("No runs yet", hint, to_train, button_clicked=go)
         self.model = RunModel(self)
-        self.table = RunTable(self.model)
+        table = self.table = RunTable(self.model)
         self.table.show_columns(session.prefs.run_columns)
-        self.details = RunDetails()
+        details = self.details = RunDetails()
         of_page = {
             "compare": self.compare,
             "clone": lambda: self.clone(self.table.selected_runs()[0]),
             "rename": self.table.rename,
             "free": self.free_space,
         }
-        self.run_actions = RunActions(session, self.table.selected_runs, of_page, self)
+        actions = self.run_actions = RunActions(session, self.table.selected_runs, of_page, self)
         self.undo_text = label(wrap=True)
         self.undo_button = button("Undo", self.run_actions.undo_trash)
         dismiss = button("Dismiss", lambda: self.undo_bar.hide())
@@ -88,8 +92,9 @@ class RunsPage(QWidget):
             key: button(text, lambda key=key: self.run_actions.do(key), primary=key == "open")
             for key, text in BUTTONS.items()
         }
-        self.more_button = button("More…", tip="All actions for the selected runs")
-        self._connect()
+        more = self.more_button = button("More…", tip="All actions for the selected runs")
+        corner = lambda: more.mapToGlobal(more.rect().bottomLeft() + QPoint(0, 1))  # noqa: E731
+        more.clicked.connect(lambda: actions.menu(self).popup(corner()))
 
         checks = (self.favourites, self.archived, self.columns_button, self.details_button)
         head = row(label("Runs", theme.title_font()), 2 * theme.SPACE, (self.search, 1), *checks)
@@ -103,14 +108,7 @@ class RunsPage(QWidget):
             margins=2 * theme.SPACE,
         )
         self._stack = stack(self.nothing, holder(content), into=self)
-        self._show_choice()
 
-    def _connect(self) -> None:
-        table, details, actions, session = self.table, self.details, self.run_actions, self.session
-        more = self.more_button
-        more.clicked.connect(
-            lambda: actions.menu(self).popup(more.mapToGlobal(more.rect().bottomLeft() + QPoint(0, 1)))
-        )
         table.opened.connect(self.open)
         table.star_pressed.connect(
             lambda run: actions.note(Path(run.summary.path), {"favourite": not run.notes.favourite})
@@ -122,11 +120,12 @@ class RunsPage(QWidget):
         connect(lambda _: self._filter(), self.favourites.toggled, self.archived.toggled, self.search.textChanged)
         self.model.renamed.connect(lambda run, title: actions.note(Path(run.summary.path), {"title": title}))
         configure(details, notes_changed=actions.note, run_chosen=self._choose_name, free_requested=self.free_space)
-        configure(actions, changed=self._reread, refused=session.message, moved=self._on_moved)
+        configure(actions, changed=self._reread, moved=self._on_moved)
         for entry in ACTIONS:
             if entry is not None and entry.keys and entry.keys != "Return":  # the table handles Return itself
-                shortcut = QShortcut(QKeySequence(entry.keys), table, lambda key=entry.key: actions.do(key))
-                shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+                do = partial(actions.do, entry.key)
+                QShortcut(entry.keys, table, do, context=Qt.ShortcutContext.WidgetShortcut)
+        self._show_choice()
 
     @property
     def compare_view(self) -> CompareView:
@@ -245,23 +244,21 @@ class RunsPage(QWidget):
         self._show_choice()
 
     def choose_columns(self) -> None:
-        dialog = ColumnDialog([field.key for field in self.model.columns], all_keys(self.model.rows), self)
-        dialog.chosen.connect(self._set_columns)
-        dialog.show()
+        def set_columns(keys: list[str]) -> None:
+            widths = dict(self.table.columns())
+            if keys != list(widths):
+                chosen = [Path(run.summary.path) for run in self.table.selected_runs()]
+                self.table.show_columns([(key, widths.get(key, 0)) for key in keys])
+                self.session.prefs.run_columns = self.table.columns()
+                self.table.choose(*chosen)
 
-    def _set_columns(self, keys: list[str]) -> None:
-        widths = dict(self.table.columns())
-        if keys != list(widths):
-            chosen = [Path(run.summary.path) for run in self.table.selected_runs()]
-            self.table.show_columns([(key, widths.get(key, 0)) for key in keys])
-            self.session.prefs.run_columns = self.table.columns()
-            self.table.choose(*chosen)
+        shown, offered = [field.key for field in self.model.columns], all_keys(self.model.rows)
+        configure(ColumnDialog(shown, offered, self), chosen=set_columns).show()
 
     def open(self) -> None:
         self.run_actions.do("compare" if len(self.table.selected_runs()) > 1 else "open")
 
     def compare(self) -> None:
-        """Show the selected runs on the same charts, in the order of the table, until Escape."""
         self.compare_view.compare(self.table.selected_runs())
         self._stack.setCurrentWidget(self.compare_view)
         self.compare_view.back.setFocus()
@@ -276,22 +273,22 @@ class RunsPage(QWidget):
         self.table.setFocus()
 
     def clone(self, record: RunRecord) -> None:
-        folder, consent = RunFolder(Path(record.summary.path)), self.session.consent.obtain
-        will_wait = self.session.is_training
-        dialog = CloneDialog(folder, record.title, self, will_wait=will_wait, may_run_code=consent)
-        dialog.cloned.connect(self._open_clone)
-        dialog.show()
+        session, folder = self.session, RunFolder(Path(record.summary.path))
 
-    def _open_clone(self, path: Path, starts: bool) -> None:
-        self.refresh()
-        if starts and self.session.is_training:
-            self.session.starter.queue_existing(RunFolder(path))
-            return
-        if starts:
-            self.session.starter.resume(RunFolder(path))
-        if self.session.run is None or self.session.run.folder.path != path:  # it is not to be started
-            self.session.open_run(path)
-        self.session.page_requested.emit("monitor")
+        def open_clone(path: Path, starts: bool) -> None:
+            self.refresh()
+            if starts and session.is_training:
+                session.starter.queue_existing(RunFolder(path))
+                return
+            if starts:
+                session.starter.resume(RunFolder(path))
+            if session.run is None or session.run.folder.path != path:  # it is not to be started
+                session.open_run(path)
+            session.page_requested.emit("monitor")
+
+        may_run, waits = session.consent.obtain, session.is_training
+        dialog = CloneDialog(folder, record.title, self, will_wait=waits, may_run_code=may_run)
+        configure(dialog, cloned=open_clone).show()
 
     def _choose_name(self, name: str) -> None:
         record = next((record for record in self.model.rows if record.summary.name == name), None)
@@ -307,14 +304,168 @@ class RunsPage(QWidget):
         chosen = self.table.selected_runs()
         records = chosen if len(chosen) > 1 else self.runs.records.values()
         folders = [RunFolder(Path(record.summary.path)) for record in records if record.disk.get("checkpoints")]
-        dialog = FreeSpaceDialog(freeable_space(folders), self)
-        dialog.freed.connect(self._reread)
-        dialog.show()
+        configure(FreeSpaceDialog(freeable_space(folders), self), freed=self._reread).show()
 
     def _on_moved(self) -> None:
         moved = self.run_actions.trashed
-        what = moved[0].path.name if len(moved) == 1 else f"{len(moved)} runs"
+        what = next(iter(moved)).name if len(moved) == 1 else f"{len(moved)} runs"
         self.undo_text.setText(f"Moved {what} to the trash.")
-        self.undo_button.setVisible(all(run.trashed is not None for run in moved))
+        self.undo_button.setVisible(None not in moved.values())
         self.undo_bar.setVisible(bool(moved))
         self.refresh()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A waiting run. One that `has_begun` will be resumed, so its settings are fixed."""
+
+    run: RunFolder
+    model: str
+    steps: int | None
+    has_begun: bool = False
+
+
+class QueueModel(DraggedRowsModel):
+    """The rows in the order of the queue. `dropped(from, to)`: a row was dragged; the queue changes the order."""
+
+    DRAG_TYPE = "application/x-grpo-studio-queue-place"
+    columns = (Column("Place", 40, is_figure=True), Column("Run"), Column("Model", 260), Column("Steps", 100, True))
+    dropped = Signal(int, int)
+
+    rows: list[QueueRow]
+
+    def text(self, row: QueueRow, column: int) -> str:
+        steps = DASH if row.steps is None else f"to step {row.steps:,}" if row.has_begun else f"{row.steps:,} steps"
+        model = "/".join(Path(row.model).parts[-2:]) or DASH
+        return (str(self.rows.index(row) + 1), name_of(row.run), model, steps)[column]
+
+    def colour(self, row: QueueRow, column: int) -> QColor:
+        return theme.palette().text if column == 1 else theme.palette().muted
+
+    def tip(self, row: QueueRow, column: int) -> str | None:
+        return plain_tip(str(row.run.path) if column == 1 else row.model) if column in (1, 2) else None
+
+    def flags(self, index: Index) -> Qt.ItemFlag:
+        if not index.isValid():
+            return Qt.ItemFlag.ItemIsDropEnabled  # between two rows; dropping onto one would mean nothing
+        return super().flags(index) | Qt.ItemFlag.ItemIsDragEnabled
+
+    def drop_row(self, origin: int, target: int) -> None:
+        self.dropped.emit(origin, target - 1 if target > origin else target)
+
+
+class QueuePanel(QFrame):
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)  # before `refresh` shows it: a widget without a parent opens as a window
+        self.setProperty("role", "card")
+        self._session, self._queue = session, session.queue
+        self.model = configure(QueueModel(self), dropped=self._move)
+        self.table = table = BaseTable(
+            model=self.model,
+            name="Waiting runs, in their order",
+            single=True,
+            resizable=True,
+            dragDropMode=QAbstractItemView.DragDropMode.InternalMove,
+            dragDropOverwriteMode=False,
+            dropIndicatorShown=True,
+            textElideMode=Qt.TextElideMode.ElideMiddle,  # names of runs and models differ at their end
+            activated=lambda _: self._edit(),
+        )
+        table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
+        table.horizontalHeader().hide()  # for a copy it names the columns; here they explain themselves
+        keys = {
+            "Alt+Up": lambda: self._shift(-1),
+            "Alt+Down": lambda: self._shift(1),
+            "Alt+Home": self._run_next,
+            REMOVE_KEYS: self._remove,
+        }
+        for sequence, slot in keys.items():
+            QShortcut(sequence, table, slot, context=Qt.ShortcutContext.WidgetShortcut)
+        self.status = ElidedLabel(role="muted")
+        tip = "Put it first (Alt+Home); Alt+Up, Alt+Down and dragging move it"
+        self.next_button = button("Run next", self._run_next, tip=tip)
+        self.edit_button = button("Edit settings", self._edit, tip="Load its settings into the form (Return)")
+        self.remove_button = button("Remove", self._remove)
+        self.after_failure = CheckBox("Pause after a failure")
+        change = partial(session.queue.change, session.queue.file.change)
+        self.after_failure.clicked.connect(lambda on: change(pauses_after_failure=on))
+        self.pause = button("Pause", lambda: self._queue.set_paused(self._queue.is_active))
+        self._parts = (self.next_button, self.edit_button, self.remove_button, self.after_failure)
+        title = label("Queue", theme.heading_font())
+        margins = (2 * theme.SPACE, theme.SPACE, 2 * theme.SPACE, theme.SPACE)
+        column(row(title, (self.status, 1), *self._parts, self.pause), table, into=self, margins=margins)
+        self._queue.changed.connect(self.refresh)
+        self.refresh()
+
+    def refresh(self) -> None:
+        queue, rows, chosen = self._queue, list[QueueRow](), self.selected()
+        for run in queue.waiting:
+            settings = raw_settings(run)
+            steps = settings.get("iters")
+            known_steps = steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+            rows.append(QueueRow(run, str(settings.get("model", "")), known_steps, has_begun=not is_fresh(run)))
+        if queue.problem or not rows:
+            status = queue.problem
+        elif queue.now.is_paused:
+            status = "Paused: no other run is started."
+        elif queue.now.starting is not None:
+            status = f"After {name_of(queue.now.starting)}, which trains now."
+        elif not queue.is_active:
+            status = "No process starts them."
+        else:
+            status = "The first starts as soon as nothing else trains."
+        if rows != self.model.rows:
+            self.model.set_rows(rows)
+            runs = [each.run for each in rows]
+            if chosen is not None and chosen.run in runs:  # the selected run stays selected wherever it goes
+                self.table.selectRow(runs.index(chosen.run))
+            self.table.setFixedHeight(min(len(rows), SHOWN_ROWS) * theme.scaled(ROW_HEIGHT) + 2)
+        self._show_choice()
+        configure(self.status, text=status, toolTip=plain_tip(status))
+        if queue.now.is_paused or (rows and not queue.is_active):
+            configure(self.pause, text="Resume" if queue.now.is_paused else "Start", toolTip="Start the waiting runs")
+        else:
+            configure(self.pause, text="Pause", toolTip="Start no other run; the present one continues")
+        self.after_failure.setChecked(queue.now.pauses_after_failure)
+        for part in (self.table, *self._parts):
+            part.setVisible(bool(rows))
+        self.setVisible(bool(rows) or bool(status))
+
+    def selected(self) -> QueueRow | None:
+        chosen = self.table.selected_rows()
+        return self.model.rows[chosen[0]] if chosen else None
+
+    def _show_choice(self) -> None:
+        chosen = self.selected()
+        has_begun = chosen is not None and chosen.has_begun
+        goes = "Removes it from the queue; the run stays" if has_begun else "Removes it and moves it to the trash"
+        self.remove_button.setToolTip(f"{goes} ({REMOVE_KEYS})")
+        for part, enabled in (
+            (self.next_button, chosen is not None and self.model.rows.index(chosen) > 0),
+            (self.edit_button, chosen is not None and not has_begun),
+            (self.remove_button, chosen is not None),
+        ):
+            if not enabled and part.hasFocus():  # Qt would pass the focus on to the next button, Remove in the end
+                self.table.setFocus(Qt.FocusReason.OtherFocusReason)
+            part.setEnabled(enabled)
+
+    def _run_next(self) -> None:
+        if (chosen := self.selected()) is not None:
+            self._move(self.model.rows.index(chosen), 0)
+
+    def _shift(self, by: int) -> None:
+        if (chosen := self.selected()) is not None:
+            place = self.model.rows.index(chosen)
+            self._move(place, place + by)
+
+    def _move(self, origin: int, place: int) -> None:
+        if origin != place and 0 <= place < len(self.model.rows):
+            self._queue.change(self._queue.file.move, self.model.rows[origin].run, place)
+
+    def _edit(self) -> None:
+        if (chosen := self.selected()) is not None and not chosen.has_begun:
+            self._session.waiting_settings_requested.emit(chosen.run)
+
+    def _remove(self) -> None:
+        if (chosen := self.selected()) is not None:
+            self._queue.remove(chosen.run)

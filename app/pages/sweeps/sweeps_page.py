@@ -39,14 +39,14 @@ from app.widgets.basic.layout import (
     set_shown,
     set_style_property,
     set_tab_order,
+    show_all,
     stack,
     wrap_in_card,
 )
-from app.widgets.basic.number_format import DASH, counted, duration, figure
+from app.widgets.basic.number_format import counted, duration, figure
 from app.widgets.basic.tables import BaseTable, CellDelegate, Column, Index, RowsModel
 from app.widgets.charts.parallel import ParallelLine, ParallelPlot
 from backend.config.config import SETTINGS
-from backend.config.setting import Setting
 from backend.runs.run_names import name_of
 from backend.runs.sweep import SweepPlan, text_of
 from backend.runs.sweep_results import (
@@ -87,53 +87,40 @@ NOTHING = (
 
 
 class VariedRow(QWidget):
-    """A setting that varies: the setting, its values as text, and in a random search their distribution."""
-
-    edited = Signal()
-    removed = Signal()
-
-    def __init__(self, offered: Sequence[Setting], key: str, text: str, draw: str) -> None:
+    def __init__(self, of: VariedRows, key: str, text: str, draw: str) -> None:
         super().__init__()
-        edited, labels = self.edited.emit, {about.key: about.label for about in offered}
-        tips = [about.help for about in offered]
+        labels, tips = {about.key: about.label for about in of.offered}, [about.help for about in of.offered]
         self.setting = ComboBox(name="Setting that varies", items=labels, tips=tips)
         self.draw = ComboBox(name="How its values are drawn", items=DRAWS)
         self.values = configure(QLineEdit(text), name="Its values", font=theme.figures_font())
         self.setting.choose(key)
         self.draw.choose(draw)
-        self.remove = button("Remove", self.removed.emit, name="Remove this setting")
+        self.remove = button("Remove", lambda: of.remove(self), name="Remove this setting")
         row((self.setting, 2), (self.draw, 2), (self.values, 3), self.remove, into=self)
-        connect(lambda _: edited(), self.setting.currentIndexChanged, self.values.textChanged)
-        self.draw.currentIndexChanged.connect(lambda _: self._on_draw())
-        self._on_draw()
+        hint = lambda _=0: self.values.setPlaceholderText(HINTS[self.draw.currentData()])  # noqa: E731
+        hint()
+        self.draw.currentIndexChanged.connect(hint)
+        changed = (self.setting.currentIndexChanged, self.values.textChanged, self.draw.currentIndexChanged)
+        connect(lambda _: of.edited.emit(), *changed)
 
     @property
     def key(self) -> str:
         return self.setting.currentData()
 
-    def content(self) -> VariedSetting:
-        return VariedSetting(self.key, self.values.text(), self.draw.currentData())
-
-    def _on_draw(self) -> None:
-        self.values.setPlaceholderText(HINTS[self.draw.currentData()])
-        self.edited.emit()
-
 
 class VariedRows(QWidget):
     edited = Signal()
 
-    def __init__(self, offered: Sequence[Setting]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._offered = offered
+        self.offered = offered_settings()
         self._is_random = False
         self.rows: list[VariedRow] = []
         self.add_button = button("Add a setting", self.add_next)
         self._column = column((self.add_button, 0, Qt.AlignmentFlag.AlignLeft), into=self)
 
     def add(self, key: str, text: str, draw: str = "list") -> VariedRow:
-        added = VariedRow(self._offered, key, text, draw)
-        added.edited.connect(self.edited)
-        added.removed.connect(lambda: self.remove(added))
+        added = VariedRow(self, key, text, draw)
         self.rows.append(added)
         self._column.insertWidget(len(self.rows) - 1, added)
         self.show_draws(self._is_random)
@@ -142,7 +129,7 @@ class VariedRows(QWidget):
 
     def add_next(self) -> None:
         used = {each.key for each in self.rows}
-        key = next((about.key for about in self._offered if about.key not in used), self._offered[0].key)
+        key = next((about.key for about in self.offered if about.key not in used), self.offered[0].key)
         self.add(key, "").values.setFocus(Qt.FocusReason.OtherFocusReason)
 
     def remove(self, removed: VariedRow) -> None:
@@ -160,10 +147,6 @@ class VariedRows(QWidget):
         stops = [stop for each in self.rows for stop in (each.setting, each.draw, each.values, each.remove)]
         set_tab_order(*stops, self.add_button)
 
-    def show_problems(self, keys: set[str]) -> None:
-        for each in self.rows:
-            set_style_property(each.values, "problem", each.key in keys)
-
 
 def draw_bar(painter: QPainter, rect: QRect, share: float) -> None:
     painter.setPen(Qt.PenStyle.NoPen)
@@ -173,8 +156,6 @@ def draw_bar(painter: QPainter, rect: QRect, share: float) -> None:
 
 
 class SweepModel(RowsModel):
-    """A row for each configuration, best first."""
-
     results: SweepResults | None = None
     varied: Sequence[str] = ()
 
@@ -207,9 +188,8 @@ class SweepModel(RowsModel):
     def tip(self, row: ConfigurationResult, column: int) -> str:
         lines = []
         for run in row.runs:
-            value = figure(run.value) if run.value is not None else DASH
             state = MEMBER_STATES.get(run.state, run.state)
-            lines.append(f"{run.run}: {state}, step {run.step:,}, {value}. {run.sentence}")
+            lines.append(f"{run.run}: {state}, step {run.step:,}, {figure(run.value)}. {run.sentence}")
         return plain_tip("\n".join(lines))
 
     def extra(self, row: ConfigurationResult, index: Index, role: int) -> float | None:
@@ -262,8 +242,7 @@ class SweepsPage(QWidget):
         self.state = label(font=theme.heading_font())
         self.sentence = label(wrap=True, role="muted", selectable=True)
         self.nothing = label(NOTHING, role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
-        self.table = SweepTable()
-        self.table.activated.connect(lambda _: self.open_run())
+        self.table = configure(SweepTable(), activated=lambda _: self.open_run())
         self.table.selectionModel().selectionChanged.connect(lambda *_: self._enable())
         self.plot = configure(ParallelPlot("Parallel coordinates of the runs"), chosen=self._open)
         results = QWidget()
@@ -287,8 +266,7 @@ class SweepsPage(QWidget):
         below = ((self.nothing, 1), (self.card, 1), row(*first, None, *last))
         content = column(*above, *below, spacing=12, margins=2 * theme.SPACE)
         column(TabArea(content=holder(content)), into=self)
-        self.sweeps.changed.connect(self._show_results)
-        self.sweeps.told.connect(session.message)
+        configure(self.sweeps, changed=self._show_results, told=session.message)
         changed = (session.draft.changed, session.time_forecast.changed)
         connect(lambda *_: self.isVisible() and self._show_plan(), *changed)
 
@@ -300,7 +278,8 @@ class SweepsPage(QWidget):
         self.rank = Segments(RANKS, "Rank by", tip=tip)
         self.rank_note = label(role="muted", wrap=True)
         tip = "Sets Validation share to 0.1 in the form, and Eval where it is 0"
-        self.hold_out = button("Hold out 10 %", self._hold_out, tip=tip)
+        self.hold_out = button("Hold out 10 %", self.session.draft.hold_out, tip=tip)
+        self.hold_out.clicked.connect(lambda: self.rank.choose("held_out"))
         tip = "Grid: every combination. Random: as many draws as you say."
         self.search = Segments({"grid": "Grid", "random": "Random"}, "Search", tip=tip)
         self.trials = _field(begin.trials, "Configurations", width=64)
@@ -309,32 +288,34 @@ class SweepsPage(QWidget):
         self.halves = Switch(name="Stop weak configurations early", checked=begin.halves)
         self.first_rung = _field(begin.first_rung, "Steps before the first are stopped", width=64)
         self.keep = _field(begin.keep, "Share that continues", width=64)
-        self.varied = VariedRows(offered_settings())
+        self.varied = VariedRows()
         for varied in begin.varied:
             self.varied.add(varied.key, varied.text, varied.draw)
         self.what = label(wrap=True, role="muted", name="What the sweep would take")
         self.problem = label(wrap=True, role="problem")
         self.start_button = button("Start the sweep", self.start, primary=True)
         lines = (self.name, self.trials, self.seeds, self.first_rung, self.keep)
-        edits = (*(line.textChanged for line in lines), self.search.chosen, self.halves.toggled, self.varied.edited)
-        edits = (*edits, self.rank.chosen)
-        connect(lambda *_: self._show_plan(), *edits)
+        chosen = (self.search.chosen, self.halves.toggled, self.varied.edited, self.rank.chosen)
+        connect(lambda *_: self._show_plan(), *(line.textChanged for line in lines), *chosen)
 
         self._trials_words = muted("configurations")
         after, keep, rest = self._rung_words = tuple(map(muted, ("after", "steps keep", "and so on")))
         search = holder(row(self.search, self.trials, self._trials_words, None))
         halving = holder(row(self.halves, after, self.first_rung, keep, self.keep, rest, None))
-        rows = (
-            *(("Name", column(self.name, self.name_problem, spacing=2)), ("Search", search), ("Over", self.varied)),
-            *(("Seeds", self.seeds), ("Rank by", row(self.rank, (self.rank_note, 1), self.hold_out, None))),
-            ("Stop weak runs early", halving),
-        )
+        rows = {
+            "Name": holder(column(self.name, self.name_problem, spacing=2)),
+            "Search": search,
+            "Over": self.varied,
+            "Seeds": self.seeds,
+            "Rank by": holder(row(self.rank, (self.rank_note, 1), self.hold_out, None)),
+            "Stop weak runs early": halving,
+        }
         fields = grid((), stretch=1, spacing=(12, theme.SPACE), margins=(16, 12, 16, 12))
-        for place, (words, widget) in enumerate(rows):
+        for place, (words, widget) in enumerate(rows.items()):
             # Beside the first line of its field.
             title = muted(words, minimumHeight=self.name.sizeHint().height())
             fields.addWidget(title, place, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
-            fields.addWidget(widget if isinstance(widget, QWidget) else holder(widget), place, 1)
+            fields.addWidget(widget, place, 1)
         texts = column(self.what, self.problem)
         end = row((texts, 1), (self.start_button, 0, Qt.AlignmentFlag.AlignBottom), spacing=2 * theme.SPACE)
         fields.addLayout(end, len(rows), 0, 1, 2)
@@ -362,7 +343,7 @@ class SweepsPage(QWidget):
         return SweepForm(
             self.name.text(),
             self.search.key,
-            tuple(each.content() for each in self.varied.rows),
+            tuple(VariedSetting(each.key, each.values.text(), each.draw.currentData()) for each in self.varied.rows),
             self.seeds.text(),
             self.trials.text(),
             self.halves.isChecked(),
@@ -378,16 +359,10 @@ class SweepsPage(QWidget):
             return False
         return bool(draft.value("validation_split")) or dataset.state != "ready" or "valid" in dataset.splits
 
-    def _hold_out(self) -> None:
-        self.session.draft.hold_out()
-        self.rank.choose("held_out")
-
     def _show_plan(self) -> None:
         is_random, draft = self.search.key == "random", self.session.draft
-        for widget in (self.trials, self._trials_words):
-            set_shown(widget, is_random)
-        for widget in (self.first_rung, self.keep, *self._rung_words):
-            set_shown(widget, self.halves.isChecked())
+        show_all(is_random, self.trials, self._trials_words)
+        show_all(self.halves.isChecked(), self.first_rung, self.keep, *self._rung_words)
         self.varied.show_draws(is_random)
         can_rank, is_training = self.can_rank_held_out(), self.rank.key == "training"
         self.rank.buttons["held_out"].setEnabled(can_rank)
@@ -404,7 +379,8 @@ class SweepsPage(QWidget):
         except UserError as error:
             faults = {each.setting: each.sentence for each in error.faults}
             problem = next((sentence for key, sentence in faults.items() if key != "name"), "")
-        self.varied.show_problems(set(faults))
+        for each in self.varied.rows:
+            set_style_property(each.values, "problem", each.key in faults)
         set_style_property(self.name, "problem", "name" in faults)
         show_text(self.name_problem, faults.get("name", ""))
         show_text(self.problem, problem)
@@ -419,7 +395,6 @@ class SweepsPage(QWidget):
         self.start_button.setEnabled(not faults)
 
     def start(self) -> None:
-        """Start the sweep in its own process, if the user's reward code may run and no other training is alive."""
         self._show_plan()
         if self.plan is None or not self.start_button.isEnabled():
             return
@@ -434,14 +409,11 @@ class SweepsPage(QWidget):
         names, folder, results = self.sweeps.names(), self.sweeps.folder, self.sweeps.results
         self.chosen.fill({name: name for name in names}, folder.name if folder is not None else None)
         set_shown(self.chosen, bool(names))
-        set_shown(self.nothing, results is None)
-        set_shown(self.card, results is not None)
-        set_shown(self.view, results is not None)
+        show_all(results is None, self.nothing)
+        show_all(results is not None, self.card, self.view)
         self.state.setText(self.sweeps.state.capitalize())
-        sentence = ""
-        if results is not None and results.sentence and not self.sweeps.is_live:
-            sentence = results.sentence
-        elif results is not None:
+        sentence = results.sentence if results is not None and not self.sweeps.is_live else ""
+        if results is not None and not sentence:
             alive, steps = results.alive, [run.step for each in results.alive for run in each.runs]
             reached = f"{min(steps):,}" if min(steps) == max(steps) else f"{min(steps):,} to {max(steps):,}"
             going = f"{len(alive)} of {len(results.configurations)} configurations, step {reached}"
@@ -451,12 +423,14 @@ class SweepsPage(QWidget):
         if results is not None and folder is not None:
             varied = list(results.configurations[0].settings)
             titles = [*(SETTINGS[key].label for key in varied), results.measure.partition(" over ")[0].capitalize()]
-            runs = [(run, each.settings) for each in results.configurations for run in each.runs]
-            lines = [
-                ParallelLine(run.run, name_of(folder.run(run.run)), (*(settings[key] for key in varied), run.value))
-                for run, settings in runs
-            ]
-            self.plot.show_lines(titles, lines)
+            self.plot.show_lines(
+                titles,
+                [
+                    ParallelLine(run.run, name_of(folder.run(run.run)), (*map(each.settings.get, varied), run.value))
+                    for each in results.configurations
+                    for run in each.runs
+                ],
+            )
         self._enable()
 
     def _enable(self) -> None:
@@ -470,14 +444,11 @@ class SweepsPage(QWidget):
         set_style_property(self.start_button, "role", "" if self.sweeps.is_live else "primary")
 
     def _run(self) -> MemberResult | None:
-        chosen = self.table.selected_configuration()
-        if chosen is None:
-            return None
-        return max(chosen.runs, key=lambda run: (run.value is not None, run.value or 0.0))
+        runs = chosen.runs if (chosen := self.table.selected_configuration()) is not None else ()
+        return max(runs, key=lambda run: (run.value is not None, run.value or 0.0), default=None)
 
     def open_run(self) -> None:
-        run = self._run()
-        if run is not None and run.state != "waiting":
+        if (run := self._run()) is not None and run.state != "waiting":
             self._open(run.run)
 
     def _open(self, name: str) -> None:
@@ -486,7 +457,6 @@ class SweepsPage(QWidget):
         self.session.page_requested.emit("monitor")
 
     def _begun(self) -> list[Path]:
-        """Folders of the runs that have begun, best first."""
         folder, results = self.sweeps.folder, self.sweeps.results
         if results is None or folder is None:
             return []

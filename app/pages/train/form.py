@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QApplication, QBoxLayout, QFrame, QWidget
 
 from app import theme
-from app.widgets.basic.labels import label
-from app.widgets.basic.layout import TabArea, card, column, configure, grid, reserve_gutter, row, set_shown
+from app.state.draft import Draft
+from app.widgets.basic.controls import LinkButton
+from app.widgets.basic.icons import IconButton
+from app.widgets.basic.labels import label, plain_tip
+from app.widgets.basic.layout import (
+    FlowLayout,
+    TabArea,
+    card,
+    column,
+    configure,
+    grid,
+    reserve_gutter,
+    row,
+    set_shown,
+    set_tab_order,
+)
 from app.widgets.form.field import Field, field_of
 from app.widgets.form.fields import make_field
 from app.widgets.form.tools_field import ToolsField
+from app.widgets.form.value_text import value_label
 from backend.config.config import SECTIONS, SETTINGS
 from backend.config.setting import Setting
 from backend.utils.errors import ConfigProblem
@@ -32,6 +48,8 @@ BUILT_FIRST = ESSENTIAL | {key for key in SETTINGS if SETTINGS[key].kind in ("mo
 """Settings whose fields are built with the form: those on show, and those that Train connects to its pickers."""
 ROOMY, FEW_COLUMNS = 660, 3
 """Width from which the essentials of a block stand in one row, and the columns of a narrower form."""
+MAX_CHARS = 28
+"""Of a value on a chip."""
 
 
 class Form(TabArea):
@@ -124,8 +142,7 @@ class Form(TabArea):
 
     def reveal(self, key: str) -> bool:
         """Focus a field and scroll to it; False if the setting does not apply now."""
-        field = self.fields.get(key)
-        if field is None or field.isHidden():
+        if (field := self.fields.get(key)) is None or field.isHidden():
             return False
         if not field.control.isEnabled():
             self.scroll_to(field)
@@ -135,20 +152,17 @@ class Form(TabArea):
 
     def focus_group(self, direction: int) -> None:
         """Focus the first field of the next group of settings (`direction` 1), or of this or the last (−1)."""
-        focused = QApplication.focusWidget()
-        if focused is None or not self.page.isAncestorOf(focused):
+        if (focused := QApplication.focusWidget()) is None or not self.page.isAncestorOf(focused):
             here = (self.verticalScrollBar().value() - 1, 0)
         else:
             here = self._place(field_of(focused) or focused)
-        places = {self._place(start): start for start in self._group_starts() if start.isVisible()}
+        starts: list[Field] = [start for each in self._grids for start in each.group_starts()]
+        if self.is_compact:
+            starts = [self.fields[keys[0]] for keys in ESSENTIALS.values()]
+        places = {self._place(start): start for start in starts if start.isVisible()}
         beyond = [place for place in places if (place > here if direction > 0 else place < here)]
         if beyond:
             self._focus(places[min(beyond) if direction > 0 else max(beyond)])
-
-    def _group_starts(self) -> list[QWidget]:
-        if self.is_compact:
-            return [self.fields[keys[0]] for keys in ESSENTIALS.values()]
-        return [start for each in self._grids for start in each.group_starts()]
 
     def _place(self, part: QWidget) -> tuple[int, int]:
         corner = part.mapTo(self.page, QPoint())
@@ -169,8 +183,6 @@ class Form(TabArea):
 
 
 class SettingsCard(QFrame):
-    """A block of settings: its title, and one below the other the grids and other parts that are added to `parts`."""
-
     def __init__(self, title: str, parent: QWidget | None = None, *, is_compact: bool = False) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
@@ -203,7 +215,6 @@ class Essentials(QWidget):
         self._flow()
 
     def show_fitting(self, keys: set[str]) -> None:
-        """Show only these settings, and the cards that have one."""
         if keys != self._fitting:
             self._fitting = keys
             if not self.isHidden():
@@ -265,7 +276,6 @@ class FieldGrid(QWidget):
             self._flow()
 
     def lend(self, fields: set[Field]) -> None:
-        """Leave these to another layout; the others come back."""
         self._lent = fields
         self._flow()
 
@@ -315,3 +325,75 @@ class FieldGrid(QWidget):
         # QGridLayout drops the spacing of an empty column, and the columns of two cards would not line up.
         for i in range(filled, columns):
             cells.addWidget(self._fillers[i], 0, i)
+
+
+class ChangedChips(QWidget):
+    pressed = Signal(str)  # key
+
+    def __init__(self, draft: Draft, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._draft = draft
+        self.count = label(role="muted", minimumHeight=theme.scaled(24))
+        self.chips: dict[str, Chip] = {}
+        self.after: QWidget = self
+        """The widget before the chips in the order of Tab."""
+        line = QWidget(self)
+        self._flow = FlowLayout(line, theme.SPACE, 6)
+        self._flow.addWidget(self.count)
+        column(line, into=self, margins=(theme.SPACE, 0, theme.SPACE, 0))
+
+    def show_changes(self, values: Mapping[str, Any]) -> None:
+        keys = list(self.chips)
+        here = QApplication.focusWidget()
+        focused = next((i for i, chip in enumerate(self.chips.values()) if here and chip.isAncestorOf(here)), -1)
+        gone = [self.chips.pop(key) for key in keys if key not in values]
+        self.count.setText(f"{len(values)} changed" if values else "Everything else is at its default.")
+        self.chips = {key: self.chips.get(key) or self._make(SETTINGS[key]) for key in values}
+        for key, chip in self.chips.items():
+            chip.show_value(values[key])
+        if gone and focused >= 0 and self.chips:  # Qt would move the focus to the next widget in line
+            list(self.chips.values())[min(focused, len(self.chips) - 1)].text.setFocus()
+        set_tab_order(self.after, *self.tab_stops)
+        for chip in gone:
+            self._flow.removeWidget(chip)
+            chip.hide()
+            chip.deleteLater()
+        if keys != list(self.chips):
+            self._flow.put_in_order([self.count, *self.chips.values()])
+
+    def _make(self, setting: Setting) -> Chip:
+        chip = Chip(setting, self)
+        chip.text.clicked.connect(partial(self.pressed.emit, setting.key))
+        chip.remove.clicked.connect(partial(self._draft.set, setting.key, setting.default))
+        self._flow.addWidget(chip)
+        return chip
+
+    @property
+    def tab_stops(self) -> list[QWidget]:
+        return [stop for chip in self.chips.values() for stop in (chip.text, chip.remove)]
+
+
+class Chip(QFrame):
+    def __init__(self, setting: Setting, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "chip")
+        self._setting = setting
+        self.text = LinkButton("", role="chip")
+        self.remove = IconButton("close", name=f"Reset {setting.label}", role="chip")
+        default = value_label(setting, setting.default)
+        self.remove.setToolTip(plain_tip(f"Reset to the default: {default}"))
+        self.remove.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        row(self.text, self.remove, into=self, spacing=0, margins=(theme.SPACE, 0, 2, 0))
+
+    def show_value(self, value: Any) -> None:
+        shown = value_label(self._setting, value)
+        text = shown if len(shown) <= MAX_CHARS else f"{shown[: MAX_CHARS - 1]}…"
+        self.text.setText(f"{self._setting.label}  {text}".replace("&", "&&"))
+        self.text.setAccessibleName(f"{self._setting.label}: {shown}")
+        self.text.setToolTip(plain_tip(f"{self._setting.label}: {shown}"))
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
+            self.remove.click()
+        else:
+            super().keyPressEvent(event)

@@ -19,16 +19,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import CopyLink, ElidedLabel
 from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.labels import button, label, plain_tip, show_text
-from app.widgets.basic.layout import (
-    FlowLayout,
-    clear_layout,
-    column,
-    configure,
-    holder,
-    row,
-    set_shown,
-    set_style_property,
-)
+from app.widgets.basic.layout import FlowLayout, clear_layout, column, configure, holder, row, set_style_property
 from app.widgets.basic.number_format import DASH
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from backend.config.config import SETTINGS
@@ -50,8 +41,6 @@ LEVELS: dict[Level, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class MachineRow:
-    """The entry of the hosts file, the result of the check, and its current stage."""
-
     rank: int
     host: Host
     is_here: bool
@@ -129,9 +118,7 @@ class MachineModel(RowsModel):
         if (facts := row.facts) is None:
             return plain_tip(row.checked.problem if row.checked is not None else "")
         lines = (
-            facts.machine,
-            facts.system,
-            facts.chip,
+            *(facts.machine, facts.system, facts.chip),
             f"Memory: {free_memory(facts)}; a run may use {amount(facts.memory_usable)}",
             f"Python {facts.python}, mlx {facts.mlx}, mlx-lm {facts.mlx_lm}, GRPO Studio {facts.grpo_studio}",
         )
@@ -142,7 +129,6 @@ class MachinesPart(QObject):
     def __init__(self, session: Session, parent: QWidget) -> None:
         super().__init__(parent)
         machines = self._machines = session.machines
-        self._session = session
         # The card's title is the heading of their group.
         settings = [replace(SETTINGS[key], group="") for key in FIELDS]
         self.card = SettingsCard("Machines", parent)
@@ -161,7 +147,15 @@ class MachinesPart(QObject):
         self.add = button("Add a machine", self._add, tip="Add an entry to the hosts file")
         selected, tip = self.table.selected_rows, "Remove the selected machine from the list"
         self.remove = button("Remove", lambda: [machines.remove(rank) for rank in selected()], tip=tip)
-        self.save = button("Save hosts file…", self._save, tip="Write the list as a hosts file of mlx.launch")
+
+        def save() -> None:
+            with problems_to(session.message.emit):
+                path = user_path(machines.path, "hosts") if machines.path else None
+                path = path or save_file(self.card, "hosts", "Save hosts file", "hosts.json", "Hosts (*.json)")
+                if path is not None:
+                    machines.save(path)
+
+        self.save = button("Save hosts file…", save, tip="Write the list as a hosts file of mlx.launch")
         buttons = (self.check, self.stop, self.copy_model, self.add, self.remove, self.save)
         flow = FlowLayout()
         for each in buttons:
@@ -183,13 +177,11 @@ class MachinesPart(QObject):
         hosts, is_checking, command = machines.hosts, machines.is_checking, shlex.join(machines.command())
         self.summary.setText(machines.problem or machines.summary())
         set_style_property(self.summary, "role", "problem" if machines.problem else "muted")
-        listed, stages = machines.listed, machines.stages
-        self.model.show_rows(
-            [
-                MachineRow(rank, host, listed.is_here(rank), machines.machine(rank), stages.get(rank, ""))
-                for rank, host in enumerate(hosts)
-            ]
-        )
+        rows, listed = [], machines.listed
+        for rank, host in enumerate(hosts):
+            stage = machines.stages.get(rank, "")
+            rows.append(MachineRow(rank, host, listed.is_here(rank), machines.machine(rank), stage))
+        self.model.show_rows(rows)
         self.table.fit_rows(MOST_ROWS, self.table.horizontalScrollBar().sizeHint().height() + 4)
         can_check = not machines.problem and all(host.ssh for host in hosts)
         for widget, shown, enabled in (
@@ -202,7 +194,7 @@ class MachinesPart(QObject):
             (self.copy_model, report is not None and report.without_model and not is_checking, True),
             (self._command_row, command, True),
         ):
-            set_shown(widget, bool(shown))
+            widget.setVisible(bool(shown))
             widget.setEnabled(enabled)
         self.add.setText("Add a machine" if hosts else "Add a second machine")
         show_text(self._link, report.link_sentence() if report is not None else "")
@@ -226,11 +218,3 @@ class MachinesPart(QObject):
         index = self.model.index(len(self._machines.hosts) - 1, NAME)
         self.table.setCurrentIndex(index)
         self.table.edit(index)
-
-    def _save(self) -> None:
-        known = self._machines.path
-        with problems_to(self._session.message.emit):
-            path = user_path(known, "hosts") if known else None
-            path = path or save_file(self.card, "hosts", "Save hosts file", "hosts.json", "Hosts (*.json)")
-            if path is not None:
-                self._machines.save(path)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from PySide6.QtCore import QEvent, QModelIndex, QObject, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QModelIndex, QObject, Qt, QTimer
 from PySide6.QtGui import QFont, QKeyEvent
 from PySide6.QtWidgets import QDialog, QWidget
 
@@ -24,7 +24,7 @@ from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.dialogs import open_file, open_folder
 from app.widgets.basic.icons import IconButton, star_cell
 from app.widgets.basic.labels import button, from_home, label, plain_tip, progress_bar, show_text
-from app.widgets.basic.layout import column, configure, connect, holder, on_screen, row, set_style_property, stack
+from app.widgets.basic.layout import column, configure, holder, on_screen, row, set_style_property, stack
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from app.widgets.form.field import Field
@@ -32,6 +32,7 @@ from app.widgets.form.fields import FILE_PATTERNS, PathField
 from backend.config import config, first_choices
 from backend.models.suggested_models import SUGGESTED_MODELS, suggested
 from backend.utils import places
+from backend.utils.errors import ConfigProblem
 from backend.utils.files import exists, is_file
 
 PLACE_LABELS = {
@@ -45,7 +46,6 @@ PLACE_LABELS = {
 STAR, NAME, KIND, PRECISION, SIZE, CHANGED, WHERE = range(7)
 _PHASES = {"asking": "Asking the Hub", "checking": "Checking", "linking": "Almost there"}
 _EXAMPLES = {"model": "Qwen3 4bit", "reward model": "Skywork Reward", "dataset": "gsm8k"}
-"""Verdict on the memory → words for the column “Where”."""
 SETTLE_MS = 400
 QUESTIONS = {"model": "models", "reward model": "reward_models", "dataset": "datasets"}
 _MOVES = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: 10, Qt.Key.Key_PageUp: -10}
@@ -81,7 +81,6 @@ class PickerEntry:
 
     @property
     def status(self) -> str:
-        """The text of the column “Where”."""
         if self.refusal:
             return "Unfinished" if self.partial else "Cannot be used"
         if not self.fits and self.where == "hub" and self.downloads is not None:
@@ -121,16 +120,11 @@ PickerRow = PickerEntry | PickerLine
 
 
 def size_text(size: object) -> str:
-    """A size in bytes, a dash where it is unknown or 0."""
     return file_size(size) if size else DASH
 
 
 def is_hub_id(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith(("/", "~", "."))
-
-
-def repo_type(kind: str) -> str:
-    return "dataset" if kind == "dataset" else "model"
 
 
 def is_selectable(row: PickerRow) -> bool:
@@ -185,9 +179,6 @@ class DownloadRow(QWidget):
         self.status = label(font=theme.figures_font(theme.CAPTION), role="muted", align=Qt.AlignmentFlag.AlignRight)
         self.bar = progress_bar(f"Download of {download.id}")
         self.trouble = label(font=theme.caption_font(), role="problem", wrap=True, selectable=True)
-        self.pause = IconButton("pause")
-        self.cancel = IconButton("stop", tip=f"Cancel the download of {download.id} and delete its unfinished files")
-        self.cancel.clicked.connect(lambda: downloads.discard(download))
 
         def pause_or_resume() -> None:
             if download.state == "running":
@@ -195,7 +186,9 @@ class DownloadRow(QWidget):
             else:
                 downloads.start(download.repo_type, download.id)
 
-        self.pause.clicked.connect(pause_or_resume)
+        self.pause = IconButton("pause", clicked=pause_or_resume)
+        tip = f"Cancel the download of {download.id} and delete its unfinished files"
+        self.cancel = IconButton("stop", tip=tip, clicked=lambda: downloads.discard(download))
         progress = column(row(label(download.id), (self.status, 1)), self.bar, spacing=4)
         column(row((progress, 1), self.pause, self.cancel), self.trouble, into=self, spacing=4)
 
@@ -219,15 +212,14 @@ class DownloadRow(QWidget):
 class Picker(QDialog):
     """The dialog for one `kind`: "model", "reward model" or "dataset"."""
 
-    chosen = Signal(str)  # id
-    search_requested = Signal(str)  # words
-    star_changed = Signal(str, bool)  # id, is a favourite now
-    download_requested = Signal(str)  # id
-
-    def __init__(self, kind: str, parent: QWidget | None = None) -> None:
+    def __init__(self, kind: str, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.kind = kind
+        self.kind, self._session, self._repo_type = kind, session, "dataset" if kind == "dataset" else "model"
         self.model = PickerModel(self)
+        self._favourites = f"favourite_{kind}"  # their key in the preferences
+        self._on_taken: Callable[[str], object] = lambda name: None
+        self._near: Path | None = None
+        self._typed: Sequence[str] = ()
         self._local: list[PickerEntry] = []
         self._hub: list[PickerEntry] = []
         self._suggested: list[PickerEntry] = []
@@ -247,9 +239,10 @@ class Picker(QDialog):
         self.detail = label(font=theme.caption_font(), role="muted", wrap=True, selectable=True, align=top_left)
         self.detail.setMinimumHeight(2 * self.detail.fontMetrics().lineSpacing())
         # A focused button with autoDefault would take Enter from Use.
-        self.folder = button("Folder…", tip=f"Choose a folder that holds a {kind}", autoDefault=False)
-        tip = "Choose a jsonl, json, csv or parquet file"
-        self.file = button("File…", tip=tip, autoDefault=False, shown=kind == "dataset")
+        tips = f"Choose a folder that holds a {kind}", "Choose a jsonl, json, csv or parquet file"
+        self.folder = button("Folder…", lambda: self._browse(open_folder), tip=tips[0], autoDefault=False)
+        is_file = kind == "dataset"
+        self.file = button("File…", lambda: self._browse(open_file), tip=tips[1], autoDefault=False, shown=is_file)
         self.star = button("Star", self._toggle_star, tip="Keep this one on top (Ctrl+D)", autoDefault=False)
         close = button("Close", self.reject, autoDefault=False)
         self.take = button("Use", self._take, primary=True)
@@ -266,51 +259,61 @@ class Picker(QDialog):
         self.table.activated.connect(self._take)
         self.table.clicked.connect(lambda index: index.column() == STAR and self._toggle_star())
         self.table.selectionModel().currentRowChanged.connect(self._show_detail)
+        configure(session.downloads, changed=self._show_download, finished=self._on_finished)
         self._show()
 
-    def open_with_recent(self, recent: Sequence[str], suggested: Sequence[PickerEntry] = ()) -> None:
-        """Open the dialog in its loading state, which `show_local` ends. `recent` are ids, the newest first."""
-        self._recent, self._suggested, self._loading = recent, list(suggested), True
+    def choose(self, take: Callable[[str], object], near: Path | None = None, typed: Sequence[str] = ()) -> None:
+        """Open the dialog: `take` gets the chosen id or path; `typed` are those in the form."""
+        self._on_taken, self._near, self._typed = take, near, typed
+        self._recent, self._loading = self._session.prefs.used(self.kind), True
+        self._suggested = suggested_models() if self.kind == "model" else []
+        if self.kind == "dataset":
+            name, about = first_choices.DATASET, f"{first_choices.DATASET_ABOUT.capitalize()}."
+            self._suggested = [PickerEntry(id=name, name=name, where="hub", kind="2,000 rows", remarks=(about,))]
         self.search.clear()
         self._show()
         self.search.setFocus(Qt.FocusReason.PopupFocusReason)
         self.open()
+        for download in self._session.downloads.of(self._repo_type):
+            self._show_download(download)
+        self._refresh()
 
-    def show_local(self, items: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
-        missing = sorted(id_ for id_ in favourites - {item["id"] for item in items} if is_hub_id(id_))
-        self._local = [entry_from(item, favourites) for item in (*items, *({"id": id_} for id_ in missing))]
-        self._loading = False
-        self._show()
+    def _refresh(self) -> None:
+        prefs, kind = self._session.prefs, self.kind
+        names = [*prefs.used(kind), *prefs.members(self._favourites), *self._typed]
 
-    def show_hub(self, words: str, items: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
-        if words == self._hub_words:
-            self._hub = [entry_from(item, favourites) for item in items]
-            nothing = PickerLine(f"Hugging Face has no {self.kind} for “{words}”.", "note")
-            self._hub_line = None if items else nothing
+        def show(answer: dict[str, Any]) -> None:
+            items, favourites = answer["found"], prefs.members(self._favourites)
+            missing = sorted(id_ for id_ in favourites - {item["id"] for item in items} if is_hub_id(id_))
+            self._local = [entry_from(item, favourites) for item in (*items, *({"id": id_} for id_ in missing))]
+            self._loading = False
             self._show()
 
-    def show_trouble(self, words: str, sentence: str) -> None:
-        """Show why the search for `words` failed or, without words, why this machine could not be searched."""
-        if not words:
+        def explain(faults: Sequence[ConfigProblem]) -> None:
             self._loading = False
-        elif words == self._hub_words:
-            self._hub, self._hub_line = [], PickerLine(sentence, "trouble")
-        self._show()
-        if not words:
-            self.detail.setText(sentence)
+            self._show()
+            self.detail.setText(faults[0].sentence)
 
-    def show_download(self, download: Download, downloads: Downloads) -> None:
-        shown = self.downloads.get(download.id)
-        if download.state == "done":
-            if shown is not None:
-                del self.downloads[download.id]
-                shown.hide()
-                shown.deleteLater()
+        paths = [name for name in dict.fromkeys(names) if name.startswith(("/", "~", ".")) or exists(Path(name))]
+        self._session.service.ask(QUESTIONS[kind], show, on_refused=explain, owner=self, paths=paths)
+
+    def _show_download(self, download: Download) -> None:
+        if download.repo_type != self._repo_type:
             return
-        if shown is None:
-            shown = self.downloads[download.id] = DownloadRow(download, downloads)
-            self._download_rows.addWidget(shown)
-        shown.show_progress(download)
+        shown = self.downloads.get(download.id)
+        if download.state != "done":
+            if shown is None:
+                shown = self.downloads[download.id] = DownloadRow(download, self._session.downloads)
+                self._download_rows.addWidget(shown)
+            shown.show_progress(download)
+        elif shown is not None:
+            del self.downloads[download.id]
+            shown.hide()
+            shown.deleteLater()
+
+    def _on_finished(self, download: Download) -> None:
+        if self.isVisible() and download.repo_type == self._repo_type:
+            self._refresh()
 
     def current(self) -> PickerRow | None:
         place = self.table.currentIndex().row()
@@ -321,37 +324,32 @@ class Picker(QDialog):
             if isinstance(each, PickerEntry) and each.id == id_:
                 self.table.selectRow(place)
 
-    def _list_rows(self) -> list[PickerRow]:
-        typed = self.search.text().strip()
+    def _show(self) -> None:
+        selected, typed = self.current(), self.search.text().strip()
         words = typed.lower().split()
         matching = [entry for entry in self._local if entry.matches(words)]
         favourites = [entry for entry in matching if entry.starred]
         recent = [entry for id_ in self._recent for entry in matching if entry.id == id_ and not entry.starred]
         others = [entry for entry in matching if entry not in favourites and entry not in recent]
         others.sort(key=lambda entry: bool(entry.refusal))  # unusable ones last, each half newest first
-        local_ids = {entry.id for entry in self._local}
-        suggested = [entry for entry in self._suggested if entry.matches(words) and entry.id not in local_ids]
-        groups = (
-            ("Favourites", favourites),
-            ("Recent", recent),
-            ("On this machine", others),
-            ("Suggested downloads", suggested),
-        )
+        known_ids = {entry.id for entry in self._local}
+        suggested = [entry for entry in self._suggested if entry.matches(words) and entry.id not in known_ids]
+        groups = {
+            "Favourites": favourites,
+            "Recent": recent,
+            "On this machine": others,
+            "Suggested downloads": suggested,
+        }
         rows: list[PickerRow] = []
-        for heading, entries in groups:
+        for heading, entries in groups.items():
             rows += [PickerLine(heading, "heading"), *entries] if entries else []
         if typed and typed == self._hub_words:
-            known_ids = local_ids | {entry.id for entry in suggested}
-            rows.append(PickerLine("On Hugging Face", "heading"))
-            rows += [self._hub_line] if self._hub_line else []
+            known_ids |= {entry.id for entry in suggested}
+            rows += [PickerLine("On Hugging Face", "heading"), *([self._hub_line] if self._hub_line else [])]
             rows += [entry for entry in self._hub if entry.id not in known_ids]
         elif typed:
             rows.append(PickerLine(f"Search Hugging Face for “{typed}”", "offer"))
-        return rows
-
-    def _show(self) -> None:
-        selected = self.current()
-        rows = [] if self._loading else self._list_rows()
+        rows = [] if self._loading else rows
         self.model.set_rows(rows)
         self.table.clearSpans()
         for place, each in enumerate(rows):
@@ -388,24 +386,54 @@ class Picker(QDialog):
             return
         if isinstance(current, PickerLine):
             self._search_hub()
-        elif current.is_here:
-            self.chosen.emit(current.id)
+            return
+        self._take_name(current.id)
+        if current.is_here:
             self.accept()
         else:
-            self.download_requested.emit(current.id)
+            self._session.downloads.start(self._repo_type, current.id)
+
+    def _take_name(self, name: str) -> None:
+        self._on_taken(name)
+        self._session.prefs.remember_used(self.kind, name)
+
+    def _browse(self, ask: Callable[..., Path | None]) -> None:
+        pattern = () if ask is open_folder else (FILE_PATTERNS[self.kind],)
+        if (chosen := ask(self, self.kind, self.kind.capitalize(), *pattern, near=self._near)) is not None:
+            self._take_name(str(chosen))
+            self.accept()
 
     def _search_hub(self) -> None:
-        if words := self.search.text().strip():
-            self._hub, self._hub_words, self._hub_line = [], words, PickerLine("Searching…", "note")
-            self.search_requested.emit(words)
-            self._show()
+        if not (words := self.search.text().strip()):
+            return
+
+        def show(line: PickerLine | None, entries: Sequence[PickerEntry] = ()) -> None:
+            if words == self._hub_words:
+                self._hub, self._hub_line = list(entries), line
+                self._show()
+
+        def answered(answer: dict[str, Any]) -> None:
+            found = [entry_from(item, self._session.prefs.members(self._favourites)) for item in answer["found"]]
+            show(None if found else PickerLine(f"Hugging Face has no {self.kind} for “{words}”.", "note"), found)
+
+        self._hub_words = words
+        show(PickerLine("Searching…", "note"))
+        self._session.service.ask(
+            "hub_search",
+            answered,
+            on_refused=lambda faults: show(PickerLine(faults[0].sentence, "trouble")),
+            owner=self,
+            words=words,
+            repo_type=self._repo_type,
+            is_reward=self.kind == "reward model",
+        )
 
     def _toggle_star(self) -> None:
         if isinstance(current := self.current(), PickerEntry):
             changed = replace(current, starred=not current.starred)
             for entries in (self._local, self._hub, self._suggested):
                 entries[:] = [changed if entry.id == changed.id else entry for entry in entries]
-            self.star_changed.emit(changed.id, changed.starred)
+            self._session.prefs.set_member(self._favourites, changed.id, changed.starred)
             self._show()
             self.choose_id(changed.id)
 
@@ -418,7 +446,14 @@ class Picker(QDialog):
         elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self._search_hub() if command else self._take()
         elif event.key() in _MOVES:
-            self._step(_MOVES[Qt.Key(event.key())])
+            by, current = _MOVES[Qt.Key(event.key())], self.table.currentIndex().row()
+            rows = [place for place, each in enumerate(self.model.rows) if is_selectable(each)]
+            if rows:
+                position = rows.index(current) if current in rows else -1
+                target = rows[max(0, min(len(rows) - 1, position + by))]
+                self.table.selectRow(target)
+                above = max(0, target - 1)  # upwards, the heading above becomes visible too
+                self.table.scrollTo(self.model.index(above if by < 0 else target, NAME))
         elif watched is self.table and event.text().isprintable() and event.text() and not command:
             self.search.setFocus(Qt.FocusReason.OtherFocusReason)
             self.search.insert(event.text())
@@ -426,23 +461,12 @@ class Picker(QDialog):
             return super().eventFilter(watched, event)
         return True
 
-    def _step(self, by: int) -> None:
-        rows = [place for place, each in enumerate(self.model.rows) if is_selectable(each)]
-        if rows:
-            current = self.table.currentIndex().row()
-            position = rows.index(current) if current in rows else -1
-            target = rows[max(0, min(len(rows) - 1, position + by))]
-            self.table.selectRow(target)
-            above = max(0, target - 1)  # upwards, the heading above becomes visible too
-            self.table.scrollTo(self.model.index(above if by < 0 else target, NAME))
-
     def done(self, result: int) -> None:
         self.table.setCurrentIndex(QModelIndex())  # the dialog is kept: the next opening starts without a selection
         super().done(result)
 
 
 def suggested_models() -> list[PickerEntry]:
-    """An entry for each suggested model, the smallest first, with its memory under the preset for a quick try."""
     quick = preset(places.resources() / "presets" / "fast_try.yaml")
     base = config.parse({**quick.values, "model": SUGGESTED_MODELS[0].id, "data": "-"})
     entries = []
@@ -469,10 +493,8 @@ class Picking(QObject):
 
     def __init__(self, session: Session, fields: Iterable[Field], page: QWidget) -> None:
         super().__init__(page)
-        self.session, self.prefs, self._page = session, session.prefs, page
+        self.session, self._page = session, page
         self._pickers: dict[str, Picker] = {}
-        self._near: Path | None = None
-        self._take: Callable[[str], object] = lambda name: None
         self._fields: dict[str, PathField] = {}
         self._rest_timers: dict[str, QTimer] = {}
         for field in fields:
@@ -487,7 +509,6 @@ class Picking(QObject):
         session.draft.changed.connect(self._on_changed)
         session.field_requested.connect(self._on_changed)  # Run was refused: the problem may have been fixed on disk
         session.run_changed.connect(self._remember_run)
-        session.downloads.changed.connect(self._show_download)
         session.downloads.finished.connect(self._on_finished)
         self._on_changed("")
 
@@ -496,75 +517,15 @@ class Picking(QObject):
 
     def pick(self, kind: str, take: Callable[[str], object], near: Path | None = None) -> None:
         """Open the picker of this kind; `take` gets the chosen id or path."""
-        self._take, self._near = take, near
         if kind not in self._pickers:
-            picker = self._pickers[kind] = Picker(kind, self._page.window())
-            connect(partial(self._take_name, kind), picker.chosen, picker.download_requested)
-            picker.download_requested.connect(partial(self.session.downloads.start, repo_type(kind)))
-            picker.search_requested.connect(partial(self._search, picker))
-            picker.star_changed.connect(partial(self.prefs.set_member, f"favourite_{kind}"))
-            picker.folder.clicked.connect(lambda: self._browse(picker, folder=True))
-            picker.file.clicked.connect(lambda: self._browse(picker, folder=False))
-        suggestions = suggested_models() if kind == "model" else []
-        if kind == "dataset":
-            name, about = first_choices.DATASET, f"{first_choices.DATASET_ABOUT.capitalize()}."
-            suggestions = [PickerEntry(id=name, name=name, where="hub", kind="2,000 rows", remarks=(about,))]
-        self._pickers[kind].open_with_recent(self.prefs.used(kind), suggestions)
-        for download in self.session.downloads.of(repo_type(kind)):
-            self._show_download(download)
-        self._refresh(kind)
-
-    def _refresh(self, kind: str) -> None:
-        picker = self._pickers[kind]
-        fields = (field for field in self._fields.values() if field.setting.kind == kind)
-        typed = (str(field.value()) for field in fields if field.value())
-        names = [*self.prefs.used(kind), *self.prefs.members(f"favourite_{kind}"), *typed]
-        self.session.service.ask(
-            QUESTIONS[kind],
-            lambda answer: picker.show_local(answer["found"], self.prefs.members(f"favourite_{kind}")),
-            on_refused=lambda faults: picker.show_trouble("", faults[0].sentence),
-            owner=picker,
-            paths=[name for name in dict.fromkeys(names) if name.startswith(("/", "~", ".")) or exists(Path(name))],
-        )
-
-    def _search(self, picker: Picker, words: str) -> None:
-        kind = picker.kind
-        self.session.service.ask(
-            "hub_search",
-            lambda answer: picker.show_hub(words, answer["found"], self.prefs.members(f"favourite_{kind}")),
-            on_refused=lambda faults: picker.show_trouble(words, faults[0].sentence),
-            owner=picker,
-            words=words,
-            repo_type=repo_type(kind),
-            is_reward=kind == "reward model",
-        )
-
-    def _take_name(self, kind: str, name: str) -> None:
-        self._take(name)
-        self.prefs.remember_used(kind, name)
-
-    def _browse(self, picker: Picker, *, folder: bool) -> None:
-        kind, title = picker.kind, picker.kind.capitalize()
-        if folder:
-            chosen = open_folder(picker, kind, title, self._near)
-        else:
-            chosen = open_file(picker, kind, title, FILE_PATTERNS[kind], self._near)
-        if chosen is not None:
-            self._take_name(kind, str(chosen))
-            picker.accept()
-
-    def _show_download(self, download: Download) -> None:
-        for kind, picker in self._pickers.items():
-            if repo_type(kind) == download.repo_type:
-                picker.show_download(download, self.session.downloads)
+            self._pickers[kind] = Picker(kind, self.session, self._page.window())
+        of_kind = [field.value() for field in self._fields.values() if field.setting.kind == kind]
+        self._pickers[kind].choose(take, near, [str(value) for value in of_kind if value])
 
     def _on_finished(self, download: Download) -> None:
-        pickers = [picker for kind, picker in self._pickers.items() if repo_type(kind) == download.repo_type]
-        if pickers:
+        is_data = download.repo_type == "dataset"
+        if any((kind == "dataset") == is_data for kind in self._pickers):
             self.session.message.emit(f"{download.id} is on this machine now.")
-        for picker in pickers:
-            if picker.isVisible():
-                self._refresh(picker.kind)
         for key, timer in self._rest_timers.items():
             if self._fields[key].value() == download.id:
                 timer.start()
@@ -576,13 +537,9 @@ class Picking(QObject):
 
     def _look_up(self, field: PathField) -> None:
         if name := str(self.session.draft.value(field.setting.key) or "").strip():
-            self.session.service.ask(
-                "model_facts",
-                partial(self._show_facts, field, name),
-                on_refused=lambda faults: field.show_note(faults[0].sentence, wrong=True),
-                owner=field,
-                name=name,
-            )
+            show = partial(self._show_facts, field, name)
+            refuse = lambda faults: field.show_note(faults[0].sentence, wrong=True)  # noqa: E731
+            self.session.service.ask("model_facts", show, on_refused=refuse, owner=field, name=name)
 
     def _show_facts(self, field: PathField, name: str, facts: dict[str, Any] | None) -> None:
         is_base, now = field.setting.key == "model", str(self.session.draft.value(field.setting.key) or "").strip()
@@ -606,4 +563,4 @@ class Picking(QObject):
         if self.session.is_training:
             for field in self._fields.values():
                 if field.value():
-                    self.prefs.remember_used(field.setting.kind, str(field.value()))
+                    self.session.prefs.remember_used(field.setting.kind, str(field.value()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -10,21 +10,23 @@ from typing import Any
 
 from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QKeyEvent
-from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QMenu, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QApplication, QInputDialog, QLineEdit, QMenu, QWidget
 
 from app import theme
-from app.pages.train.judge_fields import JudgeFields
-from app.state.judges import DEFAULT_URL, JudgeServers
+from app.state.judges import DEFAULT_URL, LOCAL, JudgeServers, address_of, is_remote
 from app.state.reward_bench import RewardBench
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, ElidedLabel, ElidedLink, LinkButton, ListedEdit
-from app.widgets.basic.labels import REMOVE_KEYS, button, explain_at, label, plain_tip
+from app.widgets.basic.dialogs import open_file
+from app.widgets.basic.labels import REMOVE_KEYS, button, explain_at, label, plain_tip, show_text
 from app.widgets.basic.layout import card, clear_layout, column, configure, connect, grid, holder, row
-from app.widgets.basic.number_format import DASH, figure
+from app.widgets.basic.number_format import DASH, counted, figure
 from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index
 from app.widgets.form import value_text
 from app.widgets.reward_delegates import TickDelegate, WeightDelegate, toggle_tick
 from app.widgets.rubric_editor import RubricEditor
+from backend.config.setting import has_default_rewards
+from backend.judges.rubric import bundled_rubrics, read_rubric
 from backend.rewards.catalogue import (
     ALIAS,
     BUILT_IN,
@@ -50,6 +52,12 @@ NONE_TICKED = (
     "No function is ticked, so the five defaults score: "
     "Accuracy, Integer Answer, Strict Format, Soft Format and XML Count."
 )
+RUBRICS = "Rubrics (*.toml *.json)"
+JUDGE_CHOICES = {
+    "mode": {"group": "A group together", "single": "Each answer alone"},
+    "when_unreachable": {"pause": "Pause the run", "skip": "Go on without its scores"},
+}
+IN_THE_RUN = "The run loads this model itself and shares its memory with it."
 _STEPS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 _YES_NO = {"true": "Yes", "false": "No"}
 _KIND_WORDS = {"bool": "yes or no", "int": "whole number", "float": "number", "list": "list", "str": "text"}
@@ -66,8 +74,6 @@ class RewardRow:
 
 
 class RewardModel(DraggedRowsModel):
-    """Functions as rows, the ticked ones in the order of the setting."""
-
     DRAG_TYPE = "application/x-grpo-studio-reward"
     columns = (
         Column("Use", 44),
@@ -78,14 +84,10 @@ class RewardModel(DraggedRowsModel):
         Column("Mean", 72, is_figure=True),
         Column("Weight", 72, is_figure=True),
     )
-    picked = Signal(list, list)  # names, weights
+    picked = Signal(object)  # name → weight, in order: a dict would arrive sorted
     rows: list[RewardRow]
 
     means: Mapping[str, float] = {}
-
-    def show_means(self, means: Mapping[str, float]) -> None:
-        self.means = dict(means)
-        self.repaint()
 
     def show_rewards(self, entries: Sequence[RewardEntry], listed: Sequence[str], weights: Any) -> None:
         if not isinstance(weights, list) or not weights:
@@ -140,7 +142,7 @@ class RewardModel(DraggedRowsModel):
 
     def _emit_picked(self) -> None:
         self.repaint()
-        self.picked.emit(*names_and_weights({row.entry.name: row.weight for row in self.ticked}))
+        self.picked.emit({row.entry.name: row.weight for row in self.ticked})
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         if not index.isValid():
@@ -209,8 +211,7 @@ class RewardModel(DraggedRowsModel):
 
 def kind_of(entry: RewardEntry) -> str:
     """ "judge", "reward model" or "function"."""
-    call = find_call(entry.name)
-    if call is not None and call.is_model:
+    if (call := find_call(entry.name)) is not None and call.is_model:
         return "reward model"
     return JUDGE if call is not None and call.function == JUDGE and entry.source == BUILT_IN else "function"
 
@@ -219,12 +220,6 @@ def has_arguments(entry: RewardEntry) -> bool:
     """True for what exists in the setting only: a model, or a function with arguments, a name or a file."""
     call = find_call(entry.name)
     return call is not None and bool(call.arguments or call.alias or call.file or call.is_model)
-
-
-def names_and_weights(weights: Mapping[str, float | None]) -> tuple[list[str], list[float]]:
-    """The two settings for functions with their weights; no weights if all are 1."""
-    values = [1.0 if weight is None else weight for weight in weights.values()]
-    return list(weights), [] if all(value == 1 for value in values) else values
 
 
 class RewardTable(BaseTable):
@@ -254,7 +249,6 @@ class RewardTable(BaseTable):
         self.fit_rows(0)
 
     def set_compact(self, is_compact: bool) -> None:
-        """One line of text in a row instead of two."""
         self.verticalHeader().setDefaultSectionSize(theme.scaled(COMPACT_ROW if is_compact else ROW))
         self.fit_rows(len(self._model.rows))
 
@@ -265,7 +259,6 @@ class RewardTable(BaseTable):
         self.setColumnHidden(SOURCE, space - width[FUNCTION] - width[SOURCE] < MIN_SCORES_WIDTH)
 
     def move_row(self, by: int) -> None:
-        """Move the current row up (−1) or down (1) among the ticked ones."""
         row, rows = self.currentIndex().row(), self._model.rows
         if not 0 <= row < len(rows):
             return
@@ -288,20 +281,16 @@ class RewardTable(BaseTable):
 
 
 class RewardPanel(QWidget):
-    picked = Signal(list, list)  # names, weights
     model_wanted = Signal(str, object)  # kind of the picker, and what takes the chosen id or folder
 
     def __init__(self, bench: RewardBench, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._bench, self._seed = bench, 0
-        self.has_defaults = True
+        self._bench, self._draft, self._seed = bench, bench.draft, 0
         self.model = RewardModel(self)
         self.table = RewardTable(self.model)
         self.servers = JudgeServers(bench.service, self)
-        self.judge_fields = JudgeFields(self.servers, self)
-        self.arguments = RewardArguments(self.judge_fields)
+        self.arguments = RewardArguments(self.servers)
         self._current = self._removed = ""
-        self._last_shown: tuple[Sequence[RewardEntry], Sequence[str], Any] = ((), [], [])
         self._visible_names: set[str] = set()
         self.count = label(role="muted")
         self.none_ticked = label(NONE_TICKED, role="muted", wrap=True, visible=False)
@@ -320,13 +309,20 @@ class RewardPanel(QWidget):
         self.more = LinkButton("", on_click=self.show_all)
         buttons = (self.use_defaults, self.add_file, self.add_model, self.try_button)
         self.tab_stops: list[QWidget] = [self.table, *buttons, self.result, self.more]
-        self.model.picked.connect(self.picked)
+        self.model.picked.connect(self._pick)
         bench.busy_changed.connect(self._show_busy)
         self.arguments.changed.connect(self._take_arguments)
         connect(self.remove, self.arguments.remove.clicked, self.table.remove_requested)
-        self.judge_fields.edit_wanted.connect(self._edit_rubric)
-        self.judge_fields.model_wanted.connect(lambda take: self.model_wanted.emit("model", take))
-        self.table.selectionModel().currentRowChanged.connect(self._show_current)
+        self.arguments.edit.clicked.connect(self._edit_rubric)
+        self.arguments.model_wanted.connect(lambda take: self.model_wanted.emit("model", take))
+
+        def show_current(index: QModelIndex) -> None:
+            if index.isValid():
+                entry = self.model.rows[index.row()].entry
+                self._current = entry.name
+                self.arguments.show_entry(entry)
+
+        self.table.selectionModel().currentRowChanged.connect(show_current)
         column(
             row(label("Default Reward Functions", theme.heading_font()), None, self.count),
             card(role="rule"),
@@ -344,30 +340,37 @@ class RewardPanel(QWidget):
             self._bench.cancel()
         else:
             self._seed += 1
-            size = int(self._bench.draft.valid_values()["group_size"])
+            size = int(self._draft.valid_values()["group_size"])
             self._bench.sample("random", TRIED_ROWS, [], size, self._seed)
 
     def _show_busy(self, activity: str) -> None:
         self.try_button.setText("Cancel" if activity else "Try")
 
-    def show_rewards(self, entries: Sequence[RewardEntry], names: Sequence[str], weights: Any) -> None:
+    def _pick(self, weights: Mapping[str, float | None]) -> None:
+        """The draft gets no weights if all are 1."""
+        values = [1.0 if weight is None else weight for weight in weights.values()]
+        listed = [] if all(value == 1 for value in values) else values
+        self._draft.update({"reward_functions": list(weights), "reward_weights": listed})
+
+    def show_rewards(self) -> None:
         """Show rows for the default functions, the user's own, and the ticked ones; the others with `show_all`."""
+        entries, names = self._draft.rewards(), self._draft.reward_names
         listed = {entry.name for entry in entries}
         # What has arguments exists only in the setting; unticked, it must not be lost.
         kept = [row.entry for row in self.model.rows if has_arguments(row.entry)]
-        self._last_shown = (entries, names, weights)
         entries = [*entries, *(entry for entry in kept if entry.name not in listed | {self._removed})]
         visible = {*DEFAULT_REWARDS, *self._visible_names, *names}
         rows = [entry for entry in entries if entry.name in visible or entry.source != BUILT_IN]
         self._visible_names = {entry.name for entry in rows}  # a row that is unticked stays in the table
-        self.model.show_rewards(rows, names, weights)
+        self.model.means = dict(self._bench.means_of_form)
+        self.model.show_rewards(rows, names, self._draft.value("reward_weights"))
         place = next((i for i, row in enumerate(self.model.rows) if row.entry.name == self._current), None)
         if place is not None and self.table.currentIndex().row() != place:
             self.table.setCurrentIndex(self.model.index(place, LABEL))
         else:
             self.arguments.show_entry(None if place is None else self.model.rows[place].entry)
         ticked = len(self.model.ticked)
-        uses_defaults = self.has_defaults and not ticked
+        uses_defaults = has_default_rewards(self._draft.values()) and not ticked
         self.count.setText(f"the {len(DEFAULT_REWARDS)} defaults used" if uses_defaults else f"{ticked or 'none'} used")
         self.none_ticked.setVisible(uses_defaults)
         self.more.setText(f"Show {len(entries) - len(rows)} more")
@@ -378,14 +381,8 @@ class RewardPanel(QWidget):
         self._visible_names, self.model.rows = set(), []
 
     def show_all(self) -> None:
-        self._visible_names = {entry.name for entry in self._last_shown[0]}
-        self.show_rewards(*self._last_shown)
-
-    def _show_current(self, index: QModelIndex) -> None:
-        if index.isValid():
-            entry = self.model.rows[index.row()].entry
-            self._current = entry.name
-            self.arguments.show_entry(entry)
+        self._visible_names = {entry.name for entry in self._draft.rewards()}
+        self.show_rewards()
 
     def add(self, entry: str) -> None:
         """Tick a new entry, under a name of its own if its name is taken, and show its arguments."""
@@ -404,7 +401,6 @@ class RewardPanel(QWidget):
         self.add(RewardCall(JUDGE, {"rubric": FIRST_RUBRIC, **found}).text)
 
     def remove(self) -> None:
-        """Remove the current row, if it is more than a function's name."""
         row = next((row for row in self.model.rows if row.entry.name == self._current), None)
         if row is not None and (has_arguments(row.entry) or not row.known):
             self._take_arguments(row.entry.name, "")
@@ -422,8 +418,8 @@ class RewardPanel(QWidget):
         weights.setdefault(new, 1.0)
         weights.pop("", None)
         self._current, self._removed = new, old
-        self.picked.emit(*names_and_weights(weights))
-        self.show_rewards(*self._last_shown)  # an unticked one is not in the setting
+        self._pick(weights)
+        self.show_rewards()  # an unticked one is not in the setting
 
     def focusNextPrevChild(self, forward: bool) -> bool:
         fields, focused = self.arguments.tab_stops, QApplication.focusWidget()
@@ -438,8 +434,6 @@ class RewardPanel(QWidget):
 
 
 class BenchLine(ElidedLink):
-    """What the bench does, or what it has found."""
-
     def __init__(self, bench: RewardBench) -> None:
         super().__init__("", tip="Show the scores of every completion")
         self._bench = bench
@@ -458,27 +452,35 @@ class BenchLine(ElidedLink):
 
 
 class RewardArguments(QWidget):
-    changed = Signal(str, str)  # old entry, new entry
+    """The arguments of a function; those of a judge have editors of their own, and a note on its server."""
 
-    def __init__(self, judge: JudgeFields) -> None:
+    changed = Signal(str, str)  # old entry, new entry
+    model_wanted = Signal(object)  # takes the chosen id or folder
+
+    def __init__(self, servers: JudgeServers) -> None:
         super().__init__()
-        self._judge = judge
+        self.servers = servers
         self._entry: RewardEntry | None = None
+        self._is_judge = False
         self._signature: tuple[str, Sequence[Parameter]] = ("", ())
         self.fields: dict[str, QLineEdit | ComboBox] = {}
         self.about = label(font=theme.caption_font(), role="muted", wrap=True, selectable=True)
         self.remove = LinkButton("Remove", tip=f"Remove this row ({REMOVE_KEYS})")
+        self.edit = button("Edit…", tip="Change the rubric, or make one of your own")
+        self.note = label(role="muted", wrap=True)
+        self.key = button("Key…", self._ask_key, tip="The server's key, which is kept in the keychain")
         self._grid = grid((), spacing=(2 * theme.SPACE, 4))
         for i in range(COLUMNS):
             self._grid.setColumnStretch(i, 1)
         top = Qt.AlignmentFlag.AlignTop
-        parts = (row((self.about, 1), (self.remove, 0, top)), self._grid, judge.line)
+        parts = (row((self.about, 1), (self.remove, 0, top)), self._grid, row((self.note, 1), self.key))
         column(*parts, into=self, margins=(theme.SPACE, 0, theme.SPACE, theme.SPACE))
+        servers.changed.connect(self.show_note)
         self.hide()
 
     @property
     def tab_stops(self) -> list[QWidget]:
-        more = [self._judge.edit, self._judge.key, self.remove]
+        more = [self.edit, self.key, self.remove]
         return [*self.fields.values(), *(each for each in more if each.isVisibleTo(self))]
 
     def show_entry(self, entry: RewardEntry | None) -> None:
@@ -490,6 +492,7 @@ class RewardArguments(QWidget):
         if entry is None:
             return
         call, kind = find_call(entry.name) or RewardCall(entry.name), kind_of(entry)
+        self._is_judge = kind == JUDGE
         self.about.setText(f"{entry.label}: {entry.scores.replace('`', '') or 'no docstring'}")
         self.remove.setVisible(has_arguments(entry))
         parameters = entry.parameters
@@ -498,7 +501,7 @@ class RewardArguments(QWidget):
         # Rebuilt only for another function: after a change the next field has the focus already, and must keep it.
         if (signature := (f"{call.file}::{call.function}", parameters)) != self._signature:
             self._signature = signature
-            self._build(entry, parameters, is_judge=kind == JUDGE)
+            self._build(entry, parameters)
         for name, field in self.fields.items():
             value = call.alias if name == ALIAS else call.arguments.get(name)
             if isinstance(field, ComboBox):
@@ -506,43 +509,40 @@ class RewardArguments(QWidget):
                 field.setCurrentIndex(max(0, field.findData(str(value).lower())))
             else:
                 field.setText(value_text.list_text(value) if isinstance(value, list) else value_text.number_text(value))
-        self._judge.use(self.fields if kind == JUDGE else {})
+        if self._is_judge:
+            self.servers.refresh()
+        self.show_note()
         explain_at(self, "../judges.md" if kind != "function" else "")
 
-    def _build(self, entry: RewardEntry, parameters: Sequence[Parameter], *, is_judge: bool) -> None:
-        self._judge.edit.setParent(self)  # it outlives the fields
+    def _build(self, entry: RewardEntry, parameters: Sequence[Parameter]) -> None:
+        self.edit.setParent(self)  # it outlives the fields
         clear_layout(self._grid)
         self.fields = {}
+        lists = {"rubric": self._list_rubrics, "url": self._list_servers, "model": self._list_models}
         for i, parameter in enumerate(parameters):
-            own = self._judge.editor(parameter.name) if is_judge else None
-            field = self.fields[parameter.name] = self._editor(entry, parameter, own)
-            kind = next((words for name, words in _KIND_WORDS.items() if name in parameter.kind), "")
-            text = " · ".join(filter(None, [parameter.name.replace("_", " "), "" if is_judge else kind]))
-            title = ElidedLabel(text=text, toolTip=plain_tip(text), buddy=field)
-            line, place = divmod(i, COLUMNS)
-            self._grid.addWidget(title, 2 * line, place)
-            if is_judge and parameter.name == "rubric":
-                self._grid.addWidget(holder(row((field, 1), self._judge.edit)), 2 * line + 1, place)
+            name, default = parameter.name, (parameter.default or "").strip("\"'")
+            field: QLineEdit | ComboBox = QLineEdit()
+            if self._is_judge and name in JUDGE_CHOICES:
+                field = ComboBox(items=JUDGE_CHOICES[name])
+            elif self._is_judge and name in lists:
+                field = ListedEdit(lists[name])
+            elif parameter.kind == "bool":
+                word = _YES_NO.get(default.lower(), "").lower()
+                field, default = ComboBox(items={"": f"Default ({word})" if word else "Choose", **_YES_NO}), ""
+            if isinstance(field, ComboBox):
+                field.setProperty("default", default)
+                field.activated.connect(self._emit_changed)
             else:
-                self._grid.addWidget(field, 2 * line + 1, place)
-
-    def _editor(
-        self, entry: RewardEntry, parameter: Parameter, own: QLineEdit | ComboBox | None
-    ) -> QLineEdit | ComboBox:
-        default = (parameter.default or "").strip("\"'")
-        if own is None and parameter.kind == "bool":
-            word = _YES_NO.get(default.lower(), "").lower()
-            own = ComboBox(items={"": f"Default ({word})" if word else "Choose", **_YES_NO})
-            default = ""
-        field = own or QLineEdit()
-        if isinstance(field, ComboBox):
-            field.setProperty("default", default)
-            field.activated.connect(self._emit_changed)
-        else:
-            hint = "required" if parameter.default is None else default.removesuffix(".0")
-            configure(field, placeholderText=hint, editingFinished=self._emit_changed)
-        tip = plain_tip("Required" if parameter.default is None else f"Default: {parameter.default}")
-        return configure(field, accessibleName=f"{parameter.name} of {entry.label}", toolTip=tip)
+                hint = "required" if parameter.default is None else default.removesuffix(".0")
+                configure(field, placeholderText=hint, editingFinished=self._emit_changed)
+            tip = plain_tip("Required" if parameter.default is None else f"Default: {parameter.default}")
+            self.fields[name] = configure(field, accessibleName=f"{name} of {entry.label}", toolTip=tip)
+            kind = next((words for kind, words in _KIND_WORDS.items() if kind in parameter.kind), "")
+            text = " · ".join(filter(None, [name.replace("_", " "), "" if self._is_judge else kind]))
+            line, place = divmod(i, COLUMNS)
+            self._grid.addWidget(ElidedLabel(text=text, toolTip=plain_tip(text), buddy=field), 2 * line, place)
+            has_edit = self._is_judge and name == "rubric"
+            self._grid.addWidget(holder(row((field, 1), self.edit)) if has_edit else field, 2 * line + 1, place)
 
     def _emit_changed(self) -> None:
         if self._entry is None:
@@ -560,6 +560,65 @@ class RewardArguments(QWidget):
         text = RewardCall(call.function, arguments, alias, call.file).text
         if text != call.text:
             self.changed.emit(self._entry.name, text)
+
+    @property
+    def url(self) -> str:
+        field = self.fields["url"]
+        assert isinstance(field, QLineEdit)
+        return field.text().strip() or field.placeholderText()
+
+    def show_note(self) -> None:
+        if not self._is_judge:
+            self.note.hide()
+            self.key.hide()
+            return
+        url, server, address = self.url, self.servers.at(self.url), address_of(self.url)
+        first = "required" if url == LOCAL else server["models"][0] if server and server["models"] else "the first"
+        configure(self.fields["model"], placeholderText=first)
+        if url == LOCAL:
+            text = IN_THE_RUN
+        elif server is not None:
+            text = f"{server['name']} answers at {address} with {counted(len(server['models']), 'model')}."
+        elif is_remote(url):
+            text = f"Prompts and completions are sent to {address}."
+        elif self.servers.found is None:
+            text = "Looking for servers on this machine…"
+        else:
+            text = f"Nothing answers at {address}. Start the server there, or choose one of the list."
+        show_text(self.note, text)
+        self.key.setVisible(is_remote(url))
+
+    def _list_rubrics(self, menu: QMenu, take: Callable[[str], object]) -> None:
+        for name, path in bundled_rubrics().items():
+            menu.addAction(read_rubric(str(path)).title or name, lambda name=name: take(name))
+        menu.addSeparator()
+        menu.addAction("File…", lambda: take(str(open_file(menu, "rubric", "Open rubric", RUBRICS) or "")))
+
+    def _list_servers(self, menu: QMenu, take: Callable[[str], object]) -> None:
+        self.servers.refresh()  # for the next time
+        for server in self.servers.found or ():
+            text = f"{server['name']}, {address_of(server['url'])}, {counted(len(server['models']), 'model')}"
+            menu.addAction(text, lambda url=server["url"]: take(url))
+        if not self.servers.found:
+            menu.addAction("No server answers on this machine").setEnabled(False)
+        menu.addSeparator()
+        menu.addAction("Load a model in the run", lambda: take(LOCAL))
+
+    def _list_models(self, menu: QMenu, take: Callable[[str], object]) -> None:
+        server = self.servers.at(self.url)
+        for model in server["models"] if server is not None else ():
+            menu.addAction(model, lambda model=model: take(model))
+        if self.url == LOCAL:
+            menu.addAction("Choose a model…", lambda: self.model_wanted.emit(take))
+        elif server is None:
+            menu.addAction("The server has not said which it has").setEnabled(False)
+
+    def _ask_key(self) -> None:
+        address, hidden = address_of(self.url), QLineEdit.EchoMode.Password
+        text = f"The key for {address}, kept in the system's keychain. An empty one is deleted."
+        key, is_given = QInputDialog.getText(self.window(), "Key of the judge's server", text, hidden)
+        if is_given:
+            self.servers.store_key(self.url, key, self.note.setText)
 
 
 def _value(typed: str, kind: str) -> Any:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import QObject, Qt, QTimer
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.pages.train import launch_column, machines
-from app.pages.train.changed_chips import ChangedChips
-from app.pages.train.form import ESSENTIAL, ESSENTIALS, FieldGrid, Form, SettingsCard
-from app.pages.train.launch_column import LaunchColumn
+from app.pages.train.form import ESSENTIAL, ESSENTIALS, ChangedChips, FieldGrid, Form, SettingsCard
+from app.pages.train.launch_column import DEMO, MARGINS, FileProblemsPanel, LaunchColumn, TranslatedFileBanner
 from app.pages.train.machines import MachinesPart
-from app.pages.train.notices import DEMO, MARGINS, FileProblemsPanel, TranslatedFileBanner
 from app.pages.train.picker import Picking, size_text
 from app.pages.train.reward_panel import RewardPanel
-from app.pages.train.tools_part import ToolsPart
 from app.state.dataset import Dataset
 from app.state.draft import is_equivalent
 from app.state.guide import place_of_setting
@@ -33,12 +30,14 @@ from app.widgets.basic.labels import button, label, plain_tip, show_text
 from app.widgets.basic.layout import card, column, configure, connect, holder, row, set_shown, set_tab_order
 from app.widgets.form.fields import AdapterField, PathField
 from app.widgets.form.setting_search import SettingSearch
-from app.widgets.form.tools_field import ToolsField
+from app.widgets.form.tools_field import EXACT, FROM_SOURCE, ToolsField
 from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, sections
 from backend.config.form import documented_part
 from backend.config.notes import unusual
-from backend.config.setting import Setting, has_default_rewards
+from backend.config.setting import Setting
+from backend.tools.catalogue import ListedTool, listed_tools, with_exact
+from backend.tools.host import ToolSchemas
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import is_dataset_cached
 
@@ -51,6 +50,9 @@ SETTLE_MS = 150
 ROOMY = 1000
 WAIT_MS = 400
 """Time that the dataset line is visible before it asks for the dataset: not while the window is still opening."""
+SOURCES = ("tools_file", "environment", "mcp_servers")
+ASKED = (*SOURCES, "tools", "environment_column", "tool_timeout", "reward_isolation", "reward_network")
+ASK_MS = 300
 
 
 class TrainPage(QWidget):
@@ -60,7 +62,10 @@ class TrainPage(QWidget):
         # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         content = QWidget(self)
         form, launch = self.form, self.launch = Form(content), LaunchColumn(content)
-        self.rewards, self.chips = RewardPanel(session.reward_bench, form.page), ChangedChips(form.essentials)
+        self.rewards, self.chips = (
+            RewardPanel(session.reward_bench, form.page),
+            ChangedChips(session.draft, form.essentials),
+        )
         self.chips.after = self.rewards.tab_stops[-1]
         form.essentials.foot.addWidget(self.chips)
         self._rest_timer = configure(QTimer(self, singleShot=True, interval=SETTLE_MS), timeout=self._show_problems)
@@ -78,7 +83,7 @@ class TrainPage(QWidget):
         for part in (self.default_dataset, self.dataset_line):
             data.tab_stops.append(part)
             data.layout().addWidget(part)  # pyright: ignore[reportOptionalMemberAccess]
-        self.density = Segments(DENSITIES, "Settings to show")
+        self.density = Segments(DENSITIES, "Settings to show", chosen=self._choose_density)
         self.presets = button("Presets…", session.presets_requested.emit, tip="Ways to train, each with its changes")
         self.search = SettingSearch(list(SETTINGS.values()))
         title = label("Train", theme.title_font())
@@ -91,24 +96,18 @@ class TrainPage(QWidget):
         draft = self.draft
         data.hand_over, reward_file.hand_over = session.use_data, draft.use_reward_file
         adapter.hand_over = draft.use_adapter
-        self.density.chosen.connect(self._choose_density)
-        form.edited.connect(draft.set)
-        form.focused.connect(lambda key: launch.show_help(SETTINGS[key]))
+        configure(form, edited=draft.set, focused=lambda key: launch.show_help(SETTINGS[key]))
         adapter.import_requested.connect(partial(self._import_adapter, adapter))
-        self.rewards.picked.connect(
-            lambda names, weights: draft.update({"reward_functions": names, "reward_weights": weights})
-        )
         self.rewards.add_file.clicked.connect(lambda: reward_file.choose_file())
         self.rewards.result.clicked.connect(lambda: session.page_requested.emit("rewards"))
         self.dataset_line.clicked.connect(lambda: session.page_requested.emit("dataset"))
-        self.chips.reset.connect(lambda key: draft.set(key, SETTINGS[key].default))
         launch.keep.clicked.connect(session.queue.stop_editing)
         launch.guide_pressed.connect(lambda key: session.guide_requested.emit(place_of_setting(key)))
         draft.changed.connect(self._on_changed)
         jumps = (self.search.chosen, self.chips.pressed, self.file_problems.field_requested, launch.problem_pressed)
         connect(self.reveal, *jumps, session.field_requested)
         connect(self._show_plan, session.time_forecast.changed, draft.saved)
-        connect(self._show_rewards, session.reward_bench.changed, theme.signals.changed)
+        connect(self.rewards.show_rewards, session.reward_bench.changed, theme.signals.changed)
         connect(self._show_edited, session.queue.changed, session.run_changed, session.run_state_changed)
         # The longest prompt decides about the memory.
         connect(self._rest_timer.start, self.dataset.changed, self.dataset.counts_changed, draft.problems_changed)
@@ -143,7 +142,6 @@ class TrainPage(QWidget):
                 form.add_block(self.machines.card, self.machines.grid)
 
     def _build_next(self) -> None:
-        """Build the fields that are not among the essentials, one block in each turn of the event loop."""
         if not self.form.build_next():
             self._build_timer.stop()
             tools = self.form.fields["tools"]
@@ -171,26 +169,20 @@ class TrainPage(QWidget):
         block.parts.insertWidget(1, self.rewards)
         self.rewards.table.set_compact(is_compact)
         self.form.set_compact(is_compact)
-        self._order_tabs()
-
-    def _choose_density(self, key: str) -> None:
-        self.session.prefs.train_density = key
-        self.when_built(partial(self.show_density, key))
-
-    def _order_tabs(self) -> None:
         fields, launch, banner = self.form.fields, self.launch, self.translated_file
         tabs: list[QWidget] = [*self.density.buttons.values(), self.presets, self.search]
-        for key in itertools.chain(*ESSENTIALS.values()) if self.form.is_compact else fields:
-            if key == REWARD_FIELDS[0]:
-                tabs += self.rewards.tab_stops
-            tabs += fields[key].tab_stops
-            if key == machines.FIELDS[-1]:
-                tabs += self.machines.tab_stops
-        if self.form.is_compact:
+        for each in itertools.chain(*ESSENTIALS.values()) if is_compact else fields:
+            tabs += [*(self.rewards.tab_stops if each == REWARD_FIELDS[0] else ()), *fields[each].tab_stops]
+            tabs += self.machines.tab_stops if each == machines.FIELDS[-1] else ()
+        if is_compact:
             tabs += [*self.rewards.tab_stops, *self.chips.tab_stops]
         of_file = (self.file_problems.open_button, self.file_problems.close_button)
         tabs += [*of_file, banner.defaults_button, banner.show_button, banner.close_button]
         set_tab_order(*tabs, launch.memory.more, launch.more, launch.copy)
+
+    def _choose_density(self, key: str) -> None:
+        self.session.prefs.train_density = key
+        self.when_built(partial(self.show_density, key))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -206,7 +198,7 @@ class TrainPage(QWidget):
         if key in self.form.fields:
             self.form.fields[key].show_value(self.draft.value(key))
         if key in (*REWARD_FIELDS, "train_mode", "model", "data"):
-            self._show_rewards()
+            self.rewards.show_rewards()
         self._show_applying()
         self._show_plan()
         self._rest_timer.start(SETTLE_MS)
@@ -215,28 +207,21 @@ class TrainPage(QWidget):
         self.form.show_values(self.draft.values())
         self.translated_file.show_words()
         self._show_applying()
-        self._show_rewards()
+        self.rewards.show_rewards()
         self._show_plan()
 
     def _show_applying(self) -> None:
         applying = self.form.show_applying(self.draft.valid_values())
         now = {key: self.draft.value(key) for key in SETTINGS if key in applying - NO_CHIP}
-        self.chips.show_changes(
-            {key: value for key, value in now.items() if not is_equivalent(value, SETTINGS[key].default)}
-        )
-
-    def _show_rewards(self) -> None:
-        value = self.draft.value
-        self.rewards.has_defaults = has_default_rewards(self.draft.values())
-        self.rewards.show_rewards(self.draft.rewards(), self.draft.reward_names, value("reward_weights"))
-        self.rewards.model.show_means(self.session.reward_bench.means_of_form)
+        changed = [key for key, value in now.items() if not is_equivalent(value, SETTINGS[key].default)]
+        self.chips.show_changes({key: now[key] for key in changed})
 
     def _show_plan(self) -> None:
         seconds = self.session.time_forecast.seconds_per_completion(self.draft.valid_values())
         holds_out = self.dataset.state != "ready" or "valid" in self.dataset.splits
         settings = self.draft.sound_config()
-        self.launch.show_plan(summary(settings, seconds, self._memory), details(settings, holds_out=holds_out))
-        self.launch.show_command(self.draft.command_text(), self.draft.short_command())
+        texts = summary(settings, seconds, self._memory), details(settings, holds_out=holds_out)
+        self.launch.show_plan(*texts, self.draft.command_text(), self.draft.short_command())
         self._show_edited()
 
     def _show_edited(self) -> None:
@@ -291,15 +276,12 @@ class TrainPage(QWidget):
 
     def reveal(self, key: str) -> None:
         """Go to a setting: in the density on show if it is there, else in all settings."""
-        setting = SETTINGS.get(key)
-        if setting is not None and not setting.fits_mode(self.draft.valid_values()):
+        if (setting := SETTINGS.get(key)) is not None and not setting.fits_mode(self.draft.valid_values()):
             self._explain_hidden(setting, "train_mode")
             return
         is_wrong = key in self.form.fields and self.form.fields[key].control.property("problem")
-        in_table = key == "reward_functions" or (
-            key == "reward_functions_file" and self.form.is_compact and not is_wrong
-        )
-        if in_table:
+        is_file = key == "reward_functions_file" and self.form.is_compact and not is_wrong
+        if key == "reward_functions" or is_file:
             self.form.scroll_to(self.rewards)
             self.rewards.table.setFocus(Qt.FocusReason.ShortcutFocusReason)
             return
@@ -317,8 +299,6 @@ class TrainPage(QWidget):
 
 
 class DefaultDatasetOffer(ElidedLink):
-    """A link below an empty Dataset field that chooses the dataset of MLX LoRA Studio's guide and shows its size."""
-
     def __init__(self, session: Session, field: PathField) -> None:
         text = f"Use {first_choices.DATASET}: {first_choices.DATASET_ABOUT}"
         super().__init__(text, field, on_click=self._take, tip=text)
@@ -352,8 +332,6 @@ class DefaultDatasetOffer(ElidedLink):
 
 
 class DatasetLine(ElidedLink):
-    """The dataset's summary in one line below the Dataset field: rows, mapped columns, prompts that are too long."""
-
     def __init__(self, dataset: Dataset, parent: QWidget | None = None) -> None:
         super().__init__("", parent)
         self._dataset = dataset
@@ -377,3 +355,67 @@ class DatasetLine(ElidedLink):
         super().hideEvent(event)
         self._delay.stop()
         self._dataset.unwatch(self)
+
+
+class ToolsPart(QObject):
+    def __init__(self, session: Session, field: ToolsField) -> None:
+        super().__init__(field)
+        self._session, self._field = session, field
+        self._listed: list[ListedTool] = []
+        self._asked: dict[str, Any] = {}
+        self._exact: ToolSchemas | None = None
+        self._problem = ""
+        self._timer = configure(QTimer(self, singleShot=True, interval=ASK_MS), timeout=self.refresh)
+        session.draft.changed.connect(lambda key: (not key or key in ASKED) and self._timer.start())
+        field.shown.connect(self.refresh)
+        field.load_requested.connect(self.load)
+        self.refresh()
+
+    def refresh(self) -> None:
+        settings = self._settings()
+        try:
+            self._listed, problem = listed_tools(settings), ""
+        except UserError as error:
+            self._listed, problem = [], error.faults[0].sentence
+        has_sources = any(settings[key] for key in SOURCES) and not problem
+        if settings != self._asked:
+            self._asked, self._exact, self._problem = {}, None, ""
+            if has_sources and self._field.isVisible() and not self._session.consent.is_missing(settings):
+                self._ask(settings)
+        self._show(problem, has_sources=has_sources)
+
+    def load(self) -> None:
+        settings = self._settings()
+        if self._session.consent.obtain(settings):
+            self._ask(settings)
+            self._show("", has_sources=True)
+
+    def _settings(self) -> dict[str, Any]:
+        return {key: self._session.draft.value(key) for key in ASKED}
+
+    def _show(self, problem: str, *, has_sources: bool) -> None:
+        listed = with_exact(self._listed, self._exact) if self._exact is not None else self._listed
+        is_loading = bool(self._asked) and self._exact is None and not self._problem
+        status = EXACT if self._exact is not None else "Loading…" if is_loading else FROM_SOURCE if has_sources else ""
+        loads = has_sources and self._exact is None and not is_loading
+        self._field.show_tools(listed, status, problem or self._problem, loads=loads)
+
+    def _ask(self, settings: dict[str, Any]) -> None:
+        self._asked = settings
+
+        def answered(exact: ToolSchemas | None, problem: str) -> None:
+            if settings == self._asked:  # else they have changed since
+                self._exact, self._problem = exact, problem
+                self._show("", has_sources=True)
+
+        def on_refused(faults: Sequence[ConfigProblem]) -> None:
+            answered(None, " ".join(fault.sentence for fault in faults))
+
+        self._session.service.ask(
+            "tools",
+            lambda answer: answered(ToolSchemas(**answer), ""),
+            on_refused=on_refused,
+            owner=self._field,
+            settings=settings,
+            trusted=self._session.consent.code.fingerprints(settings),
+        )

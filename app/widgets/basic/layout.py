@@ -273,6 +273,12 @@ def set_shown(widget: QWidget, shown: bool) -> None:
         widget.setVisible(shown)
 
 
+def show_all(shown: object, *widgets: QWidget) -> None:
+    """`set_shown` each of them."""
+    for widget in widgets:
+        set_shown(widget, bool(shown))
+
+
 def set_tab_order(*stops: QWidget) -> None:
     for stop, following in pairwise(stops):
         QWidget.setTabOrder(stop, following)
