@@ -16,7 +16,7 @@ from app.state.run_state import LIVE, RunState, State
 from backend.config.config import Config, parse, read
 from backend.config.setting import has_default_rewards
 from backend.rewards.catalogue import DEFAULT_REWARDS, metric_name, split_names
-from backend.runs.completion_files import CompletionIndex
+from backend.runs.completion_rows import CompletionIndex
 from backend.runs.events import Follower
 from backend.runs.metric_names import measure_of
 from backend.runs.queue import is_waiting

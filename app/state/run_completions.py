@@ -13,13 +13,14 @@ import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.completion_facts import CompletionFacts, Query, select
-from backend.runs.completion_files import parse_group_row, read_line
 from backend.runs.completion_rows import (
     GroupRow,
     TokenData,
     conversation_text,
     listed_completions,
     logged_of,
+    parse_group_row,
+    read_line,
     without_token_data,
 )
 from backend.runs.events import Follower

@@ -20,7 +20,7 @@ from backend.cli.common import ExistingRunsDir, verb
 from backend.cli.training import read_settings
 from backend.config.config import Config, dump, parse, problems, resolve_paths
 from backend.config.other_programs.translation import read_file
-from backend.runs.completion_files import CompletionIndex
+from backend.runs.completion_rows import CompletionIndex
 from backend.runs.events import Follower, read_events
 from backend.runs.run_folder import RunFolder, all_runs, default_run_name, find_run, make_run_folder
 from backend.runs.run_record import read_record

@@ -162,9 +162,9 @@ def replay(
     name: Annotated[str, typer.Option("--name", help="Name of the new folder, instead of RUN-replay.")] = "",
 ) -> None:
     """Replay a recorded run into a new folder, in real time or faster. Trains nothing."""
-    from backend.runs import replay as replays
+    from backend.runs.replay import Replay
 
-    playing = replays.replay(find_run(run), runs_dir, name, speed)
+    playing = Replay(find_run(run), runs_dir, name, speed)
     tell(playing.folder.path, flush=True)
     playing.control.listen_to_signals()
     if not playing.play():

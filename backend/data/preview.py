@@ -43,7 +43,7 @@ from backend.data.rows import (
     row_name,
 )
 from backend.models.tokenizers import load_tokenizer, tokenizer_folder
-from backend.runs.completion_files import parse_group_row
+from backend.runs.completion_rows import parse_group_row
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.types import IMAGES, Label, Problem
 from backend.utils.errors import ConfigProblem, UserError

@@ -50,7 +50,7 @@ from backend.models.architectures import is_text_part
 from backend.models.peft_files import merged_model, read_peft_adapter
 from backend.models.policy import Policy, is_quantised, load_policy
 from backend.models.tokenizers import load_tokenizer, tokenizer_folder
-from backend.runs.completion_files import parse_group_row
+from backend.runs.completion_rows import parse_group_row
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import all_checkpoints, find_checkpoint, has_end

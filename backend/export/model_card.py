@@ -26,8 +26,7 @@ from backend.export.original_files import card_of
 from backend.export.privacy import public_name, public_settings, public_text
 from backend.rewards.catalogue import canonical_entry, metric_name
 from backend.runs.archive import WorkClock, first_and_last_means
-from backend.runs.completion_files import parse_group_row
-from backend.runs.completion_rows import CompletionRow, GroupRow
+from backend.runs.completion_rows import CompletionRow, GroupRow, parse_group_row
 from backend.runs.events import Event, read_events, step_of_end
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import as_markdown, read_parent

@@ -49,7 +49,6 @@ from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.saved_weights import (
     WEIGHT_FILES,
     Checkpoint,
-    Damaged,
     DamagedCheckpoint,
     Part,
     TrainingState,
@@ -101,7 +100,7 @@ def arrays_of(saved: Checkpoint, part: Part | Literal["weights"]) -> Arrays:
     except RuntimeError as error:
         if gpu_error(error) is not None:
             raise
-        raise DamagedCheckpoint(saved, f"{file.name} is damaged") from error
+        raise DamagedCheckpoint(saved.path, f"{file.name} is damaged") from error
     assert isinstance(arrays, dict)
     return arrays
 
@@ -164,10 +163,10 @@ def file_sums(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
+def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[DamagedCheckpoint]]:
     """The newest checkpoint that is as it was written, and the damaged ones that are newer. Raises UserError where
     steps were saved and no checkpoint is whole."""
-    damaged: list[Damaged] = []
+    damaged: list[DamagedCheckpoint] = []
     for old in run.checkpoints.glob(".[0-9]*.old"):
         with writing(old):
             restore_folder(old.with_name(old.name[1:-4]))
@@ -176,7 +175,7 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
         why = examine(run, folder)
         if not why:
             return read_checkpoint(folder), damaged
-        damaged.append(Damaged(folder, why))
+        damaged.append(DamagedCheckpoint(folder, why))
     begin_again = f"They are left as they are; to begin again, train {run.config} as a new run."
     if damaged:
         which = "; ".join(f"{each.path.name}: {each.why}" for each in damaged[:2])
@@ -186,7 +185,7 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
     return None, []
 
 
-def set_aside(damaged: Damaged) -> str:
+def set_aside(damaged: DamagedCheckpoint) -> str:
     """Rename a damaged checkpoint's folder, so that nobody reads it; returns a message. Raises UserError."""
     names = chain([f"damaged-{damaged.path.name}"], (f"damaged-{damaged.path.name}-{number}" for number in count(2)))
     aside = next(path for path in map(damaged.path.with_name, names) if not path.exists())
@@ -194,10 +193,8 @@ def set_aside(damaged: Damaged) -> str:
         damaged.path.rename(aside)
     except OSError as error:
         raise UserError("run", f"{damaged.path} is damaged and cannot be renamed: {error.strerror}.") from None
-    return (
-        f"The checkpoint of step {int(damaged.path.name)} cannot be used: {damaged.why}. The run continues from the "
-        f"one before; the folder is kept as checkpoints/{aside.name}."
-    )
+    kept = f"the folder is kept as checkpoints/{aside.name}"
+    return f"{damaged.faults[0].sentence} The run continues from the one before; {kept}."
 
 
 def examine(run: RunFolder, folder: Path) -> str:

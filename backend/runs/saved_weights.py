@@ -88,20 +88,13 @@ class Checkpoint:
         return (self.path / f"{part}.safetensors").exists()
 
 
-@dataclass(frozen=True, slots=True)
-class Damaged:
-    """A damaged checkpoint folder, and the reason, in words that follow its name."""
-
-    path: Path
-    why: str
-
-
 class DamagedCheckpoint(UserError):
-    """A checkpoint whose arrays cannot be read or are not those of the run's model."""
+    """A checkpoint's folder whose files cannot be read or are not those of the run's model. `why`, in words that follow
+    its name."""
 
-    def __init__(self, saved: Checkpoint, why: str) -> None:
-        super().__init__("run", f"The checkpoint of step {saved.step} cannot be used: {why}.")
-        self.damaged = Damaged(saved.path, why)
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__("run", f"The checkpoint of step {int(path.name)} cannot be used: {why}.")
+        self.path, self.why = path, why
 
 
 def all_checkpoints(run: RunFolder) -> list[Checkpoint]:

@@ -187,18 +187,9 @@ def load_sweep(path: str | Path) -> SweepPlan:
 
 def dump_sweep(plan: SweepPlan) -> str:
     """YAML text; loading it gives the same sweep."""
-    random_keys = {"trials": plan.trials, "search_seed": plan.search_seed} if plan.search == "random" else {}
-    head = {
-        "name": plan.name,
-        "search": plan.search,
-        "over": plan.over,
-        **random_keys,
-        "seeds": list(plan.seeds),
-        "halving": asdict(plan.halving) if plan.halving else "off",
-        "metric": plan.metric,
-        "rank_by": plan.rank_by,
-        "round_steps": plan.round_steps,
-    }
+    left_out = ("base", "configurations", "origin", *(("trials", "search_seed") if plan.search == "grid" else ()))
+    head = {key: value for key, value in asdict(plan).items() if key not in left_out}
+    head |= {"seeds": list(plan.seeds), "halving": head["halving"] or "off"}
     base = "\n".join(f"  {line}" if line else "" for line in dump(plan.base).splitlines())
     return f"{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}\nbase:\n{base}\n"
 

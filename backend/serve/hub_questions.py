@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 import urllib.request
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from backend.distributed.hosts_file import parse_hosts
-from backend.export.destinations import nearest_existing
 from backend.models import inventory
 from backend.models.peft_import import import_adapter as carry
 from backend.runs.saved_weights import imported_folder
 from backend.serve.questions import QuestionCall
 from backend.utils.about import is_newer, our_version, release_in
+from backend.utils.disk import room_on
 from backend.utils.errors import UserError
 from backend.utils.files import names_folder, resolved
 from backend.utils.hub_cache import RepoType, hub_cache, local_folder
@@ -34,8 +33,8 @@ def hub_files(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     from backend.models.hub import plan
 
     download_plan = plan(request["id"], request.get("repo_type", "model"))
-    free = shutil.disk_usage(nearest_existing(hub_cache())).free
     files = download_plan.files
+    free = room_on(hub_cache())
     return {"commit": download_plan.commit, "files": files, "total": sum(files.values()), "free": free}
 
 

@@ -30,8 +30,7 @@ from backend.rewards.bench import (
 from backend.rewards.cases import cases_file, is_same, new_case, read_cases, rerun, write_cases
 from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
 from backend.rewards.errors import RewardError
-from backend.runs.completion_files import CompletionIndex
-from backend.runs.completion_rows import ScoringRow
+from backend.runs.completion_rows import CompletionIndex, ScoringRow
 from backend.runs.run_folder import RunFolder
 from backend.serve.questions import QuestionCall
 from backend.tools.host import ToolHost

@@ -365,7 +365,7 @@ class RunContext(StepContext):
             optimizer = arrays_of(saved, "optimizer") if saved.has("optimizer") else None
             self.learner.restore(optimizer, state.updates, state.bonus)
         except ValueError as error:
-            raise DamagedCheckpoint(saved, str(error).rstrip(".")) from error
+            raise DamagedCheckpoint(saved.path, str(error).rstrip(".")) from error
         self.scoring.restore(state.reward_weights)
         if self.stage_prompts is not None:
             self.stage_prompts.begin(state.step, self.prompt_stream)

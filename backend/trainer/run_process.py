@@ -264,7 +264,7 @@ def ending_after(error: Exception, step: int = 0) -> Ending:
             about = {"traceback": error.traceback, "gpu_error": gpu, "gpu_text": error.gpu_text}
             return failed(error, error.exit_code, **about)
         case DamagedCheckpoint():
-            return failed(error, damaged=error.damaged)
+            return failed(error, damaged=error)
         case UserError():
             return failed(f"{error}{log_traceback(error.traceback)}")
     if (gpu := gpu_error(error)) is not None:

@@ -33,7 +33,7 @@ from backend.runs.checkpoint import (
 from backend.runs.events import Event, EventLog, JsonLines, read_events
 from backend.runs.guards import DiskSpaceGuard, RunFolderGuard
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import Checkpoint, Damaged, TrainingState, all_checkpoints, best_of
+from backend.runs.saved_weights import Checkpoint, DamagedCheckpoint, TrainingState, all_checkpoints, best_of
 from backend.runs.start_progress import with_stop_check
 from backend.runs.steering import stage_configs
 from backend.sampling.conversations import tool_metrics
@@ -71,7 +71,7 @@ class Ending:
     gpu_error: GpuError | None = None
     gpu_text: str = ""
     lost_rank: int | None = None
-    damaged: Damaged | None = None
+    damaged: DamagedCheckpoint | None = None
 
 
 class Trainer:

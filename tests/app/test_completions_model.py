@@ -14,8 +14,15 @@ from app.pages.completions.reading_pane import diff, fold
 from app.state import run_completions
 from app.state.completion_facts import CompletionFacts, Query, select, sort
 from app.state.run_completions import FactsReader, RunCompletions
-from backend.runs.completion_files import CompletionIndex, export_completions
-from backend.runs.completion_rows import LEFT_OUT, NOT_RUN, conversation_text, turns_mark, without_token_data
+from backend.runs.completion_rows import (
+    LEFT_OUT,
+    NOT_RUN,
+    CompletionIndex,
+    conversation_text,
+    export_completions,
+    turns_mark,
+    without_token_data,
+)
 from backend.runs.events import JsonLines
 from backend.utils.errors import UserError
 from tests.support.cases import cases

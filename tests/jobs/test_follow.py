@@ -23,7 +23,7 @@ from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.jobs import follow
 from backend.jobs.job_file import read_job
 from backend.runs.archive import summary
-from backend.runs.completion_files import parse_group_row
+from backend.runs.completion_rows import parse_group_row
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command, backend_environment

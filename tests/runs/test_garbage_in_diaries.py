@@ -15,7 +15,7 @@ import pytest
 from app.state.run_state import RunState
 from backend.runs import checkpoint
 from backend.runs.archive import WorkClock, summary
-from backend.runs.completion_files import CompletionIndex, parse_group_row
+from backend.runs.completion_rows import CompletionIndex, parse_group_row
 from backend.runs.events import EventLog, Follower, check_format, first_and_last_events, has_finished, read_events
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder

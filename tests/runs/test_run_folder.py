@@ -35,13 +35,16 @@ from backend.utils.errors import UserError
 from backend.utils.files import remove_tree, require_plain_files
 from backend.utils.text import quote
 
-HOLDER = """
+TRIES = """
 import sys
 from pathlib import Path
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_folder import hold_lock
-handle = hold_lock(RunFolder(Path(sys.argv[1])))
-print("held", flush=True)
+from backend.runs.run_folder import RunFolder, hold_lock
+from backend.utils.errors import UserError
+try:
+    handle = hold_lock(RunFolder(Path(sys.argv[1])))
+except UserError as mistake:
+    sys.exit(str(mistake))
+print("trains", flush=True)
 sys.stdin.read()
 """
 
@@ -57,10 +60,10 @@ def made_run(tmp_path: Path) -> RunFolder:
 @contextmanager
 def another_process(run: RunFolder) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the run's lock until its stdin is closed."""
-    command = [sys.executable, "-P", "-c", HOLDER, str(run.path)]
+    command = [sys.executable, "-P", "-c", TRIES, str(run.path)]
     pipe, environment = subprocess.PIPE, backend_environment()
     holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
-    assert holder.stdout and holder.stdout.readline() == "held\n"
+    assert holder.stdout and holder.stdout.readline() == "trains\n"
     try:
         yield holder
     finally:
@@ -141,20 +144,6 @@ def test_a_run_is_found_by_path_and_by_name(made_run: RunFolder, monkeypatch: py
         find_run("yours")
 
 
-TRIES = """
-import os, sys
-from pathlib import Path
-from backend.utils.errors import UserError
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_folder import hold_lock
-try:
-    hold_lock(RunFolder(Path(sys.argv[1])))
-except UserError as mistake:
-    sys.exit(str(mistake))
-print("trains")
-"""
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     (tmp_path / "run").mkdir()
@@ -165,7 +154,7 @@ def tried(run: RunFolder, **variables: str) -> str:
     """What another process gets to hear that would train the run."""
     environment = {key: value for key, value in os.environ.items() if key != LAUNCH_VARIABLE} | variables
     command = [sys.executable, "-c", TRIES, str(run.path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, input="", capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 

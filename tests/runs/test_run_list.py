@@ -18,7 +18,7 @@ from backend.config.config import dump, parse
 from backend.runs import archive, run_folder, run_record
 from backend.runs.archive import summary
 from backend.runs.events import Event, EventLog, read_events
-from backend.runs.replay import replay
+from backend.runs.replay import Replay
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_search import all_keys, search
 from backend.utils.errors import UserError
@@ -258,7 +258,7 @@ def test_a_steered_run_keeps_its_changes(tmp_path: Path) -> None:
     """Without them the replay would show its first settings as the present ones."""
     source = recorded(tmp_path)
     source.changes.write_text('{"v": 1, "changes": [{"step": 3, "settings": {"beta": [0.02, 0.1]}}]}')
-    assert replay(source, tmp_path, "steered", 0).folder.changes.read_bytes() == source.changes.read_bytes()
+    assert Replay(source, tmp_path, "steered", 0).folder.changes.read_bytes() == source.changes.read_bytes()
 
 
 def test_times_are_divided_by_the_speed_and_it_is_marked_as_a_replay(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_times_are_divided_by_the_speed_and_it_is_marked_as_a_replay(tmp_path: P
     for index, event in enumerate(events):
         event["t"] = 1000.0 + 2 * index
     source.events.write_text("".join(json.dumps(event) + "\n" for event in events))
-    playing = replay(source, tmp_path, "again", 20)
+    playing = Replay(source, tmp_path, "again", 20)
     playing.play()
     played = list(read_events(playing.folder.events))
     assert 0.7 * 0.9 < played[-1]["t"] - played[0]["t"] < 0.7 + 1.0  # seven gaps of 2 s at 20 times the speed
@@ -303,4 +303,4 @@ def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists() and not (runs_folder().parent / "elsewhere").exists()
     source.events.unlink()
     with pytest.raises(UserError, match="has no event log yet"):
-        replay(source, tmp_path)
+        Replay(source, tmp_path)

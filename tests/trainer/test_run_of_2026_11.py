@@ -13,8 +13,7 @@ import yaml
 from backend.config.config import load, problems
 from backend.rewards.bench import RewardBench, group_of, line_of, read_groups, score_lines
 from backend.runs.archive import summary
-from backend.runs.completion_files import CompletionIndex
-from backend.runs.completion_rows import GroupRow
+from backend.runs.completion_rows import CompletionIndex, GroupRow
 from backend.runs.events import JsonLines, has_finished, read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.run_process import train

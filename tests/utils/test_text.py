@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import subprocess
 import sys
 import time
@@ -267,30 +266,23 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_lm_studios_home_is_read_from_its_pointer_file(home: Path) -> None:
-    assert places.lm_studio_home() == home / ".lmstudio"
-    (home / ".cache" / "lm-studio").mkdir(parents=True)
-    assert places.lm_studio_home() == home / ".cache" / "lm-studio"
-    pointer = home / ".lmstudio-home-pointer"
-    pointer.write_text("~/studio\n")
-    assert places.lm_studio_home() == home / "studio"
-    assert pointer.read_text() == "~/studio\n", "read, never written"
-    for unreadable in (b"", b" \n", b"\xff\xfe"):
-        pointer.write_bytes(unreadable)
-        assert places.lm_studio_home() == home / ".cache" / "lm-studio"
-
-
-def test_lm_studios_models_folder_is_read_from_its_settings(home: Path) -> None:
-    settings = home / ".lmstudio" / "settings.json"
+def test_lm_studio_names_its_home_in_a_pointer_file_and_its_models_in_its_settings(home: Path) -> None:
+    """Read, never written; what is of no use is passed over."""
+    settings, pointer = home / ".lmstudio" / "settings.json", home / ".lmstudio-home-pointer"
     settings.parent.mkdir()
-    assert places.lm_studio_models() == home / ".lmstudio" / "models"
-    settings.write_text(json.dumps({"downloadsFolder": "/Volumes/Big/models"}))
-    assert places.lm_studio_models() == Path("/Volumes/Big/models")
-    settings.write_text(json.dumps({"downloadsFolder": "~/models"}))
-    assert places.lm_studio_models() == home / "models"
-    for unhelpful in ("{}", '{"downloadsFolder": ""}', '{"downloadsFolder": 3}', "[]", "not json", ""):
-        settings.write_text(unhelpful)
-        assert places.lm_studio_models() == home / ".lmstudio" / "models"
+    default = settings.parent / "models"
+    for text, folder in {
+        '{"downloadsFolder": "/Volumes/Big/models"}': Path("/Volumes/Big/models"),
+        '{"downloadsFolder": "~/models"}': home / "models",
+        **dict.fromkeys(("{}", '{"downloadsFolder": ""}', '{"downloadsFolder": 3}', "[]", "x", ""), default),
+    }.items():
+        settings.write_text(text)
+        assert places.lm_studio_models() == folder
+    (home / ".cache" / "lm-studio").mkdir(parents=True)
+    for content, folder in ((b"~/studio\n", "studio"), *((odd, ".cache/lm-studio") for odd in (b"", b" \n", b"\xff"))):
+        pointer.write_bytes(content)
+        assert places.lm_studio_home() == home / folder and pointer.read_bytes() == content
+    assert places.lm_studio_models() == home / ".cache" / "lm-studio" / "models"
 
 
 def test_the_program_works_with_few_open_files() -> None:

@@ -38,8 +38,15 @@ from app.widgets.basic.number_format import counted, finite
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import CompletionLine, CompletionModel, CompletionTable, lines_of_row
 from app.widgets.run_switcher import RunSwitcher
-from backend.runs.completion_files import SUFFIXES, export_completions
-from backend.runs.completion_rows import conversation_text, listed_completions, prompt_key, scores_of, turns_of
+from backend.runs.completion_rows import (
+    SUFFIXES,
+    conversation_text,
+    export_completions,
+    listed_completions,
+    prompt_key,
+    scores_of,
+    turns_of,
+)
 from backend.runs.run_record import change_notes
 from backend.trainer.evaluation.evaluation_rows import default_pass_rule
 from backend.utils.errors import UserError
