@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import starmap
@@ -33,11 +32,6 @@ def default_score(values: Mapping[str, Any]) -> str:
     mode, has_rewards = values.get("train_mode"), values.get("reward_functions") or values.get("environment")
     without = "distillation/divergence" if mode == "distill" and not has_rewards else "reward"
     return "loss" if mode == "sft" and values.get("sft_targets") == "dataset" else without
-
-
-def duplicates(names: list[str]) -> str:
-    """Names that are listed more than once, with commas."""
-    return ", ".join(sorted(name for name, count in Counter(names).items() if count > 1))
 
 
 class _InvalidSettingError(Exception):
@@ -135,7 +129,7 @@ RULES: list[tuple[str, Callable[[CheckedValues], Any], str]] = [
     ),
     (
         "reward_functions",
-        lambda c: quote(duplicates(c.reward_functions)),
+        lambda c: quote(", ".join(sorted({x for x in c.reward_functions if c.reward_functions.count(x) > 1}))),
         "{found} is listed twice; list each reward function once.",
     ),
     (

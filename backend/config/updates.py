@@ -11,13 +11,12 @@ from backend.utils.errors import ConfigProblem, UserError
 OWN = "own"  # value of `optimizer` and `lr_schedule` for an object of the program that calls `backend.train`
 OF_THE_RATE = ("learning_rate", "lr_final")  # settings without effect where the schedule is such an object
 DEFAULT_FINAL = 2e-6
-FINAL_SHARE = 0.2  # final rate as a share of the learning rate where none is given
 
 
 def final_rate(learning_rate: float, lr_final: float | None) -> float:
     """A fifth of the learning rate if `lr_final` is empty, or is the default and above it."""
     if lr_final is None or lr_final == DEFAULT_FINAL > learning_rate:
-        return FINAL_SHARE * learning_rate
+        return 0.2 * learning_rate
     return lr_final
 
 

@@ -26,7 +26,7 @@ from backend.rewards.calls import Poll, timeout_words, wait_on
 from backend.rewards.confinement.confine import confined_environment, make_working_folder, secret_places
 from backend.rewards.confinement.guard import END_SIGNAL
 from backend.rewards.errors import Failure, printable
-from backend.rewards.scoring import Answer, Request, ScoreRequest, ToolRequest
+from backend.rewards.scoring import Answer, LoadRequest, MapRequest, Request, ScoreRequest, ToolRequest
 from backend.rewards.worker import LOST_PIPE, SPOILED
 from backend.types import Group
 from backend.utils.child_process import module_command
@@ -106,6 +106,8 @@ class RewardWorker:
             try:
                 child.send(_slim(request) if isinstance(request, ScoreRequest) else request)
                 answer = child.receive(request, poll)
+                if not _fits(request, answer):
+                    raise _WorkerLostError(_WROTE_INTO_PIPE)
                 if answer.failure and answer.failure.what == timeout_words(request.timeout_s):
                     self.stop()  # tasks that ignore their cancellation would run on
                 return answer
@@ -131,6 +133,23 @@ def _slim(request: ScoreRequest) -> ScoreRequest:
         for group in request.groups
     ]
     return replace(request, groups=groups)
+
+
+def _fits(request: Request, answer: Answer) -> bool:
+    """False for an answer to something else, which user code has written: it can find the prefix."""
+    failure = answer.failure
+    if isinstance(request, ScoreRequest):
+        functions, count = len(request.indices), sum(len(group.completions) for group in request.groups)
+        if failure:
+            return 0 <= failure.function < functions and 0 <= (failure.completion or 0) < count
+        columns = (*answer.scores, *answer.columns.values())
+        return len(answer.scores) == len(answer.seconds) == functions and all(len(c) == count for c in columns)
+    if isinstance(request, MapRequest):
+        return 0 <= (failure.completion or 0) < len(request.rows) if failure else len(answer.rows) == len(request.rows)
+    if isinstance(request, LoadRequest) and not failure:
+        named, found = list(map(len, request.source.stages)), list(map(len, answer.stages))
+        return named == found or (request.tools is not None and len(named) == len(found))
+    return True
 
 
 class _Child:
@@ -232,7 +251,9 @@ class _Child:
                         return _ANSWER.validate_python(message)
                 except (ValueError, RecursionError, ValidationError):
                     message = None
-                if not (isinstance(message, list) and [type(value) for value in message] == [int, bool]):
+                if not (
+                    isinstance(message, list) and [*map(type, message)] == [int, bool] and -1 <= message[0] < calls
+                ):
                     raise _WorkerLostError(_WROTE_INTO_PIPE, index)
                 index, begins = message
                 since = time.monotonic() if begins else since

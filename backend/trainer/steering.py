@@ -118,7 +118,7 @@ class MetricWatch:
         """A sentence for each metric that no step has had, once."""
         if len(self._steps) < WINDOW:
             return []
-        metrics = [condition.metric for condition in map(parse_condition, conditions)]
+        metrics = {condition.metric for condition in map(parse_condition, conditions)}
         unknown = {name for name in metrics if not name.startswith(EVALUATION)} - self.seen - self._warned_of
         self._warned_of |= unknown
         return [

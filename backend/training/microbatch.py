@@ -43,15 +43,14 @@ def plan_micro_batches(
 
     def plan(bucket: int) -> list[MicroBatchRows]:
         # By group within a bucket of lengths, which keeps rows of one prompt together.
-        by_length = sorted(rows, key=lambda row: (-_own_tokens(row, shared), row.index))
-        by_length.sort(key=lambda row: (-(_own_tokens(row, shared) // bucket), row.group))
-        return _cheapest_runs(by_length, shared, most_rows, token_budget)
+        lengths = {row.index: _own_tokens(row, shared) for row in rows}
+        order = sorted(rows, key=lambda x: (-(lengths[x.index] // bucket), x.group, -lengths[x.index], x.index))
+        return _cheapest_runs(order, shared, most_rows, token_budget)
 
     # Where a prompt costs something for each micro-batch, wider buckets may save more of them than they pad.
     plans = map(plan, BUCKETS if prompts == "per_micro_batch" else BUCKETS[:1])
     cheapest = min(plans, key=lambda parts: sum(part.tokens + PASS_OVERHEAD for part in parts))
-    in_order = [sorted(part.rows, key=lambda row: (row.group, row.index)) for part in cheapest]
-    return [[row.index for row in part] for part in in_order]
+    return [[row.index for row in sorted(part.rows, key=lambda x: (x.group, x.index))] for part in cheapest]
 
 
 class MicroBatchRows:
@@ -71,11 +70,6 @@ class MicroBatchRows:
         completions = len(self.rows) * self.longest
         return completions + len(self.groups) * self.longest_prompt if self.shared else completions
 
-    def tokens_with(self, row: RowLengths) -> int:
-        completions = (len(self.rows) + 1) * max(self.longest, _own_tokens(row, self.shared))
-        prompts = len(self.groups | {row.group}) * max(self.longest_prompt, row.prompt)
-        return completions + prompts if self.shared else completions
-
     def add(self, row: RowLengths) -> None:
         self.rows.append(row)
         self.groups.add(row.group)
@@ -90,19 +84,16 @@ def _own_tokens(row: RowLengths, shared: bool) -> int:
 def _cheapest_runs(
     rows: Sequence[RowLengths], shared: bool, most_rows: int | None, token_budget: int | None
 ) -> list[MicroBatchRows]:
-    """Runs of consecutive rows within the limits, largest first. `best[i]`: cost and first run of rows i…"""
-    best: list[tuple[float, MicroBatchRows]] = [(0.0, MicroBatchRows(shared))] * (len(rows) + 1)
+    """Runs of consecutive rows within the limits, largest first. `best[i]`: of rows i… cost and runs."""
+    best: list[tuple[float, list[MicroBatchRows]]] = [(0.0, [])] * (len(rows) + 1)
     for start in reversed(range(len(rows))):
         run, options = MicroBatchRows(shared), []
         for stop, row in enumerate(rows[start:], start + 1):
-            too_many = most_rows is not None and len(run.rows) == most_rows
-            if run.rows and (too_many or (token_budget is not None and run.tokens_with(row) > token_budget)):
-                break
             run.add(row)
+            too_many = most_rows is not None and len(run.rows) > most_rows
+            if options and (too_many or (token_budget is not None and run.tokens > token_budget)):
+                break
             options.append((run.tokens + PASS_OVERHEAD + best[stop][0], stop))
         cost, stop = min(options)  # ties by the nearer border, so the plan depends on the lengths alone
-        best[start] = cost, MicroBatchRows(shared, rows[start:stop])
-    parts: list[MicroBatchRows] = []
-    while (done := sum(len(part.rows) for part in parts)) < len(rows):
-        parts.append(best[done][1])
-    return sorted(parts, key=lambda part: -part.tokens)
+        best[start] = cost, [MicroBatchRows(shared, rows[start:stop]), *best[stop][1]]
+    return sorted(best[0][1], key=lambda part: -part.tokens)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.config.config import Config, parse
-from backend.data.problems import PromptFormat, TooLong, apply_chat_template, fitting_problem, tokenize_if_fits
+from backend.data.problems import PromptFormat, apply_chat_template, fitting_problem, tokenize_if_fits
 from backend.data.prompts import FIRST_ROWS, BackgroundTokenizer, PromptStream, TokenizedPrompts, measure_first_rows
 from backend.models.tokenizers import load_tokenizer
 from backend.trainer import run_context
@@ -146,14 +146,6 @@ def test_ten_megabytes_on_one_line_cost_little_and_count_as_too_long(tokenizer: 
     assert [problem is None for problem in (prompts[0], prompts[1])] == [True, False]
     assert time.process_time() - began < 3
     assert prompts.too_long == 1 and prompts.longest > 10_000
-
-
-def test_a_long_text_that_may_fit_is_tokenised_exactly(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat = user("What is 2 plus 3? " * 200)
-    exact = apply_chat_template(chat, tokenizer, {})
-    monkeypatch.setattr("backend.data.problems.ALWAYS_EXACT", 10)
-    assert tokenize_if_fits(chat, tokenizer, {}, "row 1", len(exact)) == exact
-    assert isinstance(tokenize_if_fits(user("7" * 6000), tokenizer, {}, "row 1", 5), TooLong)
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,16 @@ MORE = {
 }
 ENDS_CLEAN = ("Error", "Exit", "score", "Odd")
 """Messages after which the worker is as it was, and is used again."""
+FORGED = "import gc\nmark = next(c._report for c in gc.get_objects() if type(c).__name__ == 'Caller')\n"
+SEND = f"{FORGED}send = next(cell.cell_contents for cell in mark.__closure__ if callable(cell.cell_contents))\n"
+HOSTILE |= {
+    "hangs after a mark of no function": (f"{FORGED}mark(99); time.sleep(99)", PIPE),
+    "forges too many scores": (SEND + 'send(\'{"scores": [[1, 1, 1]], "seconds": [0]}\'); time.sleep(99)', PIPE),
+    "forges a failure elsewhere": (
+        SEND + 'send(\'{"failure": {"what": "is fine", "function": 0, "completion": 9}}\'); time.sleep(99)',
+        PIPE,
+    ),
+}
 HEAD = """
 import asyncio, atexit, ctypes, fcntl, json, os, signal, socket, subprocess, sys, threading, time
 from backend.rewards import register_reward_function

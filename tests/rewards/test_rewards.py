@@ -305,12 +305,6 @@ def graded(**scores: list[float | None]):
     return [group]
 
 
-def test_constant_weights_never_change() -> None:
-    schedule = WeightSchedule("constant", [2, 0.5])
-    schedule.observe(1, {"a": 0.0})
-    assert schedule.at(1) == schedule.at(1000) == [2.0, 0.5]
-
-
 def test_linear_weights_reach_their_final_value_at_the_last_step_and_keep_it() -> None:
     schedule = WeightSchedule("linear", [1.0, 0.0, 0.1], [0.0, 3.0, 0.1], steps=5)
     assert [schedule.at(step) for step in (1, 2, 3, 5)] == [

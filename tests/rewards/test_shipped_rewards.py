@@ -71,15 +71,11 @@ def test_final_answer_finds_tag_box_mark_or_last_text(text: str, part: str, fina
         ("Paris", "<answer>paris.</answer>", True),
         ("Paris", "<answer>pairs</answer>", False),  # as formulas they were one product of letters
         ("\\text{Paris}", "\\boxed{Paris}", True),
+        *((empty, "4", None) for empty in ("", " \n")),
     ],
 )
-def test_accuracy_compares_mathematics_and_words(answer: str, text: str, right: bool) -> None:
-    assert score_of("accuracy_reward", text, answer) == float(right)
-
-
-def test_accuracy_has_no_opinion_without_a_dataset_answer() -> None:
-    assert score_of("accuracy_reward", "4", "") is None
-    assert score_of("accuracy_reward", "4", " \n") is None
+def test_accuracy_compares_mathematics_and_words(answer: str, text: str, right: bool | None) -> None:
+    assert score_of("accuracy_reward", text, answer) == right
 
 
 def test_accuracy_after_thoughts_is_that_of_finished_reasoning() -> None:

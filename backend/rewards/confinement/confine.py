@@ -33,40 +33,37 @@ LARGEST_FILE = 2 << 30  # bytes of a file that reward functions may write
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """Mechanism behind each promise, such as "Landlock (ABI 7)"; "" if not enforced. `network` is "" if allowed.
-    `reason`: why something is not enforced."""
+    """True for each promise that holds, that of no network also where it is allowed. `reason`: why others do not."""
 
-    files: str = ""
-    secrets: str = ""
-    network: str = ""
-    processes: str = ""
-    network_allowed: bool = False
-    reason: str = ""
+    files: bool
+    secrets: bool
+    network: bool
+    processes: bool
+    reason: str
 
     def sentences(self) -> list[str]:
-        missing = {
-            "can change every file that you can": not self.files,
-            "can read your keys and tokens": not self.secrets,
-            "can use the network although reward_network is off": not (self.network or self.network_allowed),
-            "can signal your other programs": not self.processes,
+        promises = {
+            "can change every file that you can": self.files,
+            "can read your keys and tokens": self.secrets,
+            "can use the network although reward_network is off": self.network,
+            "can signal your other programs": self.processes,
         }
-        return [f"A reward function {what}: {self.reason}." for what, is_missing in missing.items() if is_missing]
+        return [f"A reward function {what}: {self.reason}." for what, holds in promises.items() if not holds]
 
 
 def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) -> Confinement:
-    """Restrict this process and its children to writing `writable` and not reading `secrets`. Call once in a fresh
-    single-threaded child. Unsupported parts are "". Raises RuntimeError with several threads."""
+    """Restrict this process and its children to writing `writable` and not reading `secrets`, as far as the system
+    supports it. Call once in a fresh child. Raises RuntimeError with several threads, of which only one would obey."""
     if (len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()) > 1:
         raise RuntimeError("confine() was called in a process with several threads")
-    if sys.platform == "darwin":
+    if sys.platform != "linux":
         from backend.rewards.confinement import seatbelt
 
         set_limits({resource.RLIMIT_CORE: 0})
-        error = _error_of(lambda: seatbelt.restrict(seatbelt.profile(writable, secrets, network)))
-        holds = "" if error else "seatbelt"
-        return Confinement(holds, holds, "" if network else holds, holds, network, error)
-    if sys.platform != "linux":
-        return Confinement(network_allowed=network, reason=f"there is no sandbox on {platform.system()}")
+        error = f"there is no sandbox on {platform.system()}"
+        if sys.platform == "darwin":
+            error = _error_of(lambda: seatbelt.restrict(seatbelt.profile(writable, secrets, network)))
+        return Confinement(not error, not error, network or not error, not error, error)
     from backend.rewards.confinement import linux
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -87,19 +84,16 @@ def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) ->
         except OSError as error:
             landlock_error = error.strerror or str(error)
         filter_error = _error_of(lambda: linux.filter_calls(network))
-    files = f"Landlock (ABI {version})" if not landlock_error else ""
-    call_filter = "a filter of system calls" if not filter_error else ""
-    if not landlock_error and version < 3:
+    has_landlock, both = not landlock_error, not (landlock_error or filter_error)
+    if has_landlock and version < 3:
         landlock_error = f"Landlock of {kernel} cannot refuse truncate()"
-    if not landlock_error and not signals:
+    elif has_landlock and not signals:
         landlock_error = f"Landlock of {kernel} does not know signals"
-    both = f"{files} and {call_filter}" if files and call_filter else ""
     return Confinement(
-        files=both if version >= 3 else "",
-        secrets=files,
-        network="" if network else call_filter,
-        processes=both if signals else "",
-        network_allowed=network,
+        files=both and version >= 3,
+        secrets=has_landlock,
+        network=network or not filter_error,
+        processes=both and signals,
         reason="; ".join(filter(None, (landlock_error, filter_error))),
     )
 
