@@ -66,7 +66,7 @@ def against(results: Sequence[Result]) -> list[TextTable]:
 
 
 SIDE_BY_SIDE: dict[str, Callable[[dict[str, float]], float | None]] = {
-    "A step, CPU ms per completion token": lambda medians: 1000 * medians["step_s"] / medians["tokens"],
+    "A step, CPU ms per completion token": lambda medians: 1000 * medians["token_s"],
     "Peak memory in learning, MB": lambda medians: medians.get("peak_train"),
 }
 """Title of a table → its number of a trainer's medians. Per token, as natural ends make lengths differ."""

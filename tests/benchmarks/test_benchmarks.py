@@ -109,8 +109,9 @@ def test_a_new_measurement_changes_only_its_own_tables():
     others = [[block[0] for block in results_file.MARKED.finditer(t) if block[2] != "start"] for t in (text, new)]
     assert others[0] == others[1] and len(others[0]) > 1
     # A bar against the best peer names it, and stands only when every contender of its case was measured.
-    measured = {name: {"step_s": 9.0, "tokens": 1, "peak_train": 80.0} for name in ("ours", *PEERS)}
-    measured["ours"]["step_s"], measured["mlx-vlm"]["step_s"] = 2.0, 4.0
+    measured = {name: {"step_s": 9.0, "token_s": 9.0, "tokens": 1, "peak_train": 80.0} for name in ("ours", *PEERS)}
+    measured["ours"] |= {"step_s": 2.0, "token_s": 2.0}
+    measured["mlx-vlm"] |= {"step_s": 4.0, "token_s": 4.0}
     results = [{"case": MATCHES[0].case.as_dict(), "contender": n, "runs": [run]} for n, run in measured.items()]
     against = {"against": {"about": about, "results": results}}
     name = MATCHES[0].case.name
