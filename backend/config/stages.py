@@ -111,7 +111,8 @@ def validated_stages(
 
 def fault_of_stage(number: int, sentence: str) -> ConfigProblem:
     prefix = f"Stage {number}: "
-    return ConfigProblem("stages", prefix + quote(sentence, SENTENCE - len(prefix)))
+    shown = quote(sentence, SENTENCE - len(prefix) - 1)
+    return ConfigProblem("stages", prefix + shown + "." * shown.endswith("…"))
 
 
 def faults_in_course(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[ConfigProblem]:
