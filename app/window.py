@@ -210,7 +210,9 @@ class Window(QMainWindow):
         theme.apply(theme.application(), mode)
 
     def show_preferences(self) -> None:
-        choose_theme = lambda mode: self.menus[f"theme {mode}"].trigger()  # noqa: E731
+        def choose_theme(mode: str) -> None:
+            self.menus[f"theme {mode}"].trigger()
+
         themes = {mode: words for mode, (words, _) in THEMES.items()}
         dialog = PreferencesDialog(self.session.prefs, themes, choose_theme, self.session.service, self)
         dialog.shows_progress.clicked.connect(self._show_progress)

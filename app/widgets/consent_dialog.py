@@ -62,7 +62,11 @@ class AllowDialog(QDialog):
         self.allow = button(buttons[0], self.accept, autoDefault=False)
         self.decline = button(buttons[1], self.reject, default=True)
         paths = [path for path in files if isinstance(path, Path)]
-        show_files = lambda: [open_path(path) for path in paths]  # noqa: E731
+
+        def show_files() -> None:
+            for path in paths:
+                open_path(path)
+
         show = button("Show the File", show_files, autoDefault=False, shown=bool(paths))
         top, cards = Qt.AlignmentFlag.AlignTop, []
         for facts in files.values():

@@ -20,6 +20,7 @@ from app.widgets.form.value_text import value_label
 from app.widgets.upload_dialog import Account, HubAccount
 from backend.config.config import SETTINGS, Config
 from backend.config.other_programs.into_trl import into_trl, require_grpo
+from backend.utils.errors import ConfigProblem
 
 HOURS = "6"
 INTRO = (
@@ -69,7 +70,10 @@ class JobDialog(Dialog):
         self.account.found.connect(self._list_owners)
         self.account.can_write_changed.connect(self._show)
         self.account.ask(ANONYMOUS)
-        refuse = lambda problems: self.state.setText(problems[0].sentence)  # noqa: E731
+
+        def refuse(problems: list[ConfigProblem]) -> None:
+            self.state.setText(problems[0].sentence)
+
         service.ask("hub_hardware", self._show_hardware, on_refused=refuse, owner=self)
         self._show()
 

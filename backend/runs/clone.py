@@ -9,6 +9,7 @@ changes of settings that the parent had by that step.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -104,11 +105,12 @@ def clone(
         raise UserError("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")
     saved, runs_dir = find_checkpoint(parent, which), runs_dir or parent.path.parent
     wanted = name or f"{parent.name}-from-{saved.state.step}"
-    names = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
-    free = (runs_dir / each for each in names if not any((runs_dir / each).glob("*")))
-    folder = RunFolder(next(free))
-    if name and folder.name != name:
-        raise UserError("run_name", f"There is a run {name} already; choose another name for the clone.")
+    path, numbers = runs_dir / wanted, count(2)
+    while os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+        if name:
+            raise UserError("run_name", f"There is a run {name} already; choose another name for the clone.")
+        path = runs_dir / f"{wanted}-{next(numbers)}"
+    folder = RunFolder(path)
     after = parse(after.model_dump() | {"run_name": name})
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)

@@ -185,6 +185,15 @@ def test_a_clone_that_cannot_be_is_refused_and_leaves_nothing(
     assert sorted(parent.path.parent.iterdir()) == before
 
 
+def test_a_name_that_a_file_has_is_taken(parent: RunFolder, tmp_path: Path) -> None:
+    for name in ("note", "parent-from-3"):
+        (tmp_path / name).write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match="There is a run note already"):
+        clone(parent, "3", runs_dir=tmp_path, name="note")
+    assert clone(parent, "3", runs_dir=tmp_path).name == "parent-from-3-2"
+    assert (tmp_path / "parent-from-3").read_text(encoding="utf-8") == "mine"
+
+
 @pytest.mark.parametrize("writes", ["backend.runs.clone._copy_head", "shutil.copyfile"])
 def test_a_full_disk_leaves_no_clone(parent: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: str):
     def full(*_: object, **__: object) -> None:

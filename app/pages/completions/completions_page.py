@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import QItemSelectionModel, QSignalBlocker, Qt, QTimer, Signal
+from PySide6.QtCore import QItemSelectionModel, QPoint, QSignalBlocker, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QActionGroup,
     QDoubleValidator,
@@ -190,7 +190,10 @@ class CompletionsPage(QWidget):
         # Both, as Qt changes the selection before the current line.
         connect(self._show_picked, self.table.picked, self.table.chosen)
         self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-        show_menu = lambda at: self.menu().popup(self.table.viewport().mapToGlobal(at))  # noqa: E731
+
+        def show_menu(at: QPoint) -> None:
+            self.menu().popup(self.table.viewport().mapToGlobal(at))
+
         self.table.customContextMenuRequested.connect(show_menu)
         configure(self.table, touched=self._stop_following, activated=self.go_to_step, sort_requested=self.sort)
         configure(self.head, moved=self.go, typed=self._pick_or_explain)

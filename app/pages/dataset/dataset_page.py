@@ -112,7 +112,10 @@ class DatasetPage(QWidget):
         self.mapping, self.counts = ColumnMapping(self.draft, body), DatasetFigures(body)
         for part in (self.mapping, self.counts):  # SHARES decide the widths, not the texts
             part.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        choose = lambda: dataset.set_split(self.which.currentData())  # noqa: E731
+
+        def choose() -> None:
+            dataset.set_split(self.which.currentData())
+
         self.which = ComboBox(name="Split that is shown", length=14, activated=choose)
         order = self._show_chosen_rows
         self.difficulty = ComboBox(name="Rows by difficulty", length=16, shown=False, activated=order)

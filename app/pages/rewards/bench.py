@@ -145,8 +145,11 @@ class BenchFunctionTable(BaseTable):
         self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self, is_framed=True))
         model.modelReset.connect(lambda: self.fit_rows(self._max_rows))
         connect(self._show_error, self.clicked, self.activated)
+
         # Return in the editor reaches the table too.
-        is_free = lambda: self.state() != self.State.EditingState  # noqa: E731
+        def is_free() -> bool:
+            return self.state() != self.State.EditingState
+
         self.activated.connect(lambda index: is_free() and self.edit(index.siblingAtColumn(WEIGHT)))
 
     def show_at_most(self, rows: int) -> None:

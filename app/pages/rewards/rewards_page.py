@@ -109,8 +109,11 @@ class RewardsPage(QWidget):
         self.label_line.kept.connect(self._keep_label)
         self.results.table.chosen.connect(self._choose)
         self.results.board.error_requested.connect(lambda function: self._show_error(function["error"], go=True))
+
         # Without those of environments, which come after.
-        shown = lambda: len(self.draft.valid_values()["reward_functions"])  # noqa: E731
+        def shown() -> int:
+            return len(self.draft.valid_values()["reward_functions"])
+
         self.results.functions.weighed.connect(lambda each: self.draft.set("reward_weights", each[: shown()]))
         self.panel.opened.connect(lambda name: self.views.show_word("file", name or VIEWS["file"]))
         self.panel.opened.connect(lambda _: self._show_enabled())

@@ -271,7 +271,11 @@ class CompareView(QWidget):
         self.title = label(font=theme.title_font())
         self.axis = Segments(AXES, "Horizontal axis", chosen=lambda _: self._draw_charts(is_new_axis=True))
         self.smoothing = ComboBox(name="Smoothing of the charts", length=11, items=SMOOTHING)
-        smooth = lambda _: self.grid and self.grid.set_smoothing(self.smoothing.currentData())  # noqa: E731
+
+        def smooth(_: int) -> None:
+            if self.grid:
+                self.grid.set_smoothing(self.smoothing.currentData())
+
         self.smoothing.currentIndexChanged.connect(smooth)
         self.legend = configure(RunLegend(), shown_changed=self._draw_charts)
         self.shown = ComboBox(name="Runs shown", length=11, tip="All runs, or one alone")

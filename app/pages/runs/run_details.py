@@ -43,7 +43,10 @@ class LineageTree(QTreeWidget):
             textElideMode=Qt.TextElideMode.ElideMiddle,
             horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
         )
-        choose = lambda item, _column: self.run_chosen.emit(item.data(0, Qt.ItemDataRole.UserRole))  # noqa: E731
+
+        def choose(item: QTreeWidgetItem, _column: int) -> None:
+            self.run_chosen.emit(item.data(0, Qt.ItemDataRole.UserRole))
+
         configure(self, itemClicked=choose, itemActivated=choose)
 
     def show_family(self, family: Mapping[str, Sequence[str]], titles: Mapping[str, str], current: str) -> None:

@@ -284,7 +284,11 @@ class RunTable(BaseTable):
             sectionsMovable=True,
             contextMenuPolicy=menu,
         )
-        emit = lambda *_: self._is_arranging or self.columns_changed.emit(self.columns())  # noqa: E731
+
+        def emit(*_: int) -> None:
+            if not self._is_arranging:
+                self.columns_changed.emit(self.columns())
+
         connect(emit, head.sectionMoved, head.sectionResized)
         self.setSortingEnabled(True)
         self.show_columns([])

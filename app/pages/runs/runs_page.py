@@ -93,7 +93,10 @@ class RunsPage(QWidget):
             for key, text in BUTTONS.items()
         }
         more = self.more_button = button("More…", tip="All actions for the selected runs")
-        corner = lambda: more.mapToGlobal(more.rect().bottomLeft() + QPoint(0, 1))  # noqa: E731
+
+        def corner() -> QPoint:
+            return more.mapToGlobal(more.rect().bottomLeft() + QPoint(0, 1))
+
         more.clicked.connect(lambda: actions.menu(self).popup(corner()))
 
         checks = (self.favourites, self.archived, self.columns_button, self.details_button)

@@ -97,7 +97,10 @@ class VariedRow(QWidget):
         self.draw.choose(draw)
         self.remove = button("Remove", lambda: of.remove(self), name="Remove this setting")
         row((self.setting, 2), (self.draw, 2), (self.values, 3), self.remove, into=self)
-        hint = lambda _=0: self.values.setPlaceholderText(HINTS[self.draw.currentData()])  # noqa: E731
+
+        def hint(_: int = 0) -> None:
+            self.values.setPlaceholderText(HINTS[self.draw.currentData()])
+
         hint()
         self.draw.currentIndexChanged.connect(hint)
         changed = (self.setting.currentIndexChanged, self.values.textChanged, self.draw.currentIndexChanged)
