@@ -19,7 +19,7 @@ import yaml
 
 from backend.config import config
 from backend.distributed.hosts_file import Host, HostsFile, write_hosts
-from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineReport, findings_of
+from backend.distributed.machine_check import CheckedMachine, MachineFacts, MachineReport, findings_of
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import change_notes
 from backend.utils.command import backend_command, backend_environment
@@ -108,10 +108,10 @@ def machine_report() -> MachineReport:
     first = _facts("anna-mbp.local", "Apple M4 Max", 68.7e9, 44.1e9, "d")
     second = _facts("studio.local", "Apple M2 Ultra", 137.4e9, 118e9, "")
     machines = [
-        CheckedMachine(0, HERE, "this machine", "10.0.0.1", is_here=True, facts=first),
-        CheckedMachine(1, THERE, THERE, "10.0.0.2", facts=second),
+        CheckedMachine(0, HERE, "this machine", is_here=True, facts=first),
+        CheckedMachine(1, THERE, THERE, facts=second),
     ]
-    found = MachineReport("ring", machines, LinkSpeed(0.0003, 1.1e9))
+    found = MachineReport("ring", machines)
     found.findings = findings_of(found, MODEL, model_is_hub_id=True)
     return found
 

@@ -18,14 +18,14 @@ from app.state.messages import problems_to
 from app.state.processes import Service
 from backend.distributed.commands import launch_command
 from backend.distributed.hosts_file import Host, HostsFile, choose_backend, parse_hosts, read_hosts, write_hosts
-from backend.distributed.machine_report import CheckedMachine, MachineReport
+from backend.distributed.machine_check import CheckedMachine, MachineReport
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.places import runs_folder
 
 THIS = "this Mac" if sys.platform == "darwin" else "this machine"
 ALONE = f"T{THIS[1:]} alone"
 FIRST = Host("127.0.0.1")
-STAGES = {"reading": "Asking…", "read": "Answered", "copying": "Copying", "measuring": "Measuring…"}
+STAGES = {"reading": "Asking…", "read": "Answered", "copying": "Copying"}
 
 
 class Machines(QObject):

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,7 @@ from backend.utils.hub_cache import hub_cache
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
-    from backend.distributed.machine_report import MachineReport
+    from backend.distributed.machine_check import MachineReport
 
 
 PREFERENCE_FILES = (
@@ -130,16 +131,16 @@ def machines(
     file: Annotated[Path, typer.Argument(help="The hosts file, as mlx.launch takes it.")],
     model: Annotated[str, typer.Option("--model", metavar="M", help="Look for this model on every machine.")] = "",
     reward_file: Annotated[str, typer.Option("--reward-file", metavar="F", help="Look for this file.")] = "",
-    backend: Annotated[str, typer.Option(metavar="B", help="Measure over ring, mpi, jaccl or nccl.")] = "auto",
+    backend: Annotated[str, typer.Option(metavar="B", help="The connection: ring, mpi, jaccl or nccl.")] = "auto",
     copy: Annotated[bool, typer.Option("--copy", help="Copy the model (up to 8 GB) to machines that lack it.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check the machines of a hosts file: access, versions, memory, disk, model, and network speed.
+    """Check the machines of a hosts file: access, versions, memory, disk and model.
 
     Exits with 2 if a run could not start. Leaves no process running. Runs that name the file may use it afterwards.
     """
     from backend.distributed.hosts_file import WANTED, allow_hosts, read_hosts
-    from backend.distributed.machine_check import CheckProgress, Wanted, check_machines
+    from backend.distributed.machine_check import check_machines
 
     if backend not in WANTED:
         raise UserError("backend", f"--backend must be one of {', '.join(WANTED)}.")
@@ -154,9 +155,10 @@ def machines(
             told.add((rank, tenths))
             tell_error(f"copying to {hosts.label(rank)}: {10 * tenths} %")
 
-    report = check_machines(hosts, file.name, Wanted(backend, model, reward_file, copy), CheckProgress(reached))
+    wanted = {"backend": backend, "model": model, "reward_file": reward_file, "copies": copy}
+    report = check_machines(hosts, file.name, **wanted, reached=reached)
     if as_json:
-        tell_json(report.to_dict())
+        tell_json(asdict(report))
     else:
         _print(report, bool(model))
     if report.refusals:
@@ -186,9 +188,8 @@ def _print(report: MachineReport, with_model: bool) -> None:
         ]
         table.add_row(*cells[: len(columns)])
     console.print(table, highlight=False)
-    for line in [report.link_sentence(), *(f"{LEVEL_WORDS[each.level]}: {each.sentence}" for each in report.findings)]:
-        if line:
-            print_line(console, line)
+    for finding in report.findings:
+        print_line(console, f"{LEVEL_WORDS[finding.level]}: {finding.sentence}")
     if not report.findings:
         console.print("Nothing is wrong with these machines.")
 

@@ -203,7 +203,7 @@ def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoR
         train_or_exit(run, stream, progress)
         raise typer.Exit(FINISHED)
     from backend.distributed.launcher import Launch, run_ranks, write_late_ending
-    from backend.distributed.machine_check import Wanted, plan_machines, require_machines
+    from backend.distributed.machine_check import plan_machines, require_machines
     from backend.trainer.run_process import record_changes
 
     if run.inputs is not None:
@@ -220,8 +220,8 @@ def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoR
                 allow_hosts(config.hosts)
             require_hosts(config.hosts)
             hosts, choice = plan_machines(config)
-            wanted = Wanted(choice.backend, config.model, config.reward_functions_file)
-            warnings = require_machines(hosts, Path(config.hosts).name, wanted)
+            wanted = {"model": config.model, "reward_file": config.reward_functions_file}
+            warnings = require_machines(hosts, Path(config.hosts).name, backend=choice.backend, **wanted)
             record_changes(run.settings, run.folder, run.changes)
         except UserError as error:
             write_late_ending(run.folder, "failed", str(error))

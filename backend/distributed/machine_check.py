@@ -1,15 +1,14 @@
-"""The check of several machines: compares their facts, copies a model on request, and measures their link.
+"""The check of several machines: compares their facts, and copies a model on request.
 
 Every wait has a limit, and no process is left. On each machine, over ssh, the check starts `main` of this module, which
 reads one line of JSON and answers with one:
 
     {"ask": "facts", "model": …, "reward_file": …}               → MachineFacts as a mapping
     {"ask": "place", "model": …, "revision": …, "names": …}      → {"folder": where a copied model goes}
-    {"ask": "link", "backend": …, "variables": …, "files": …}    → LinkSpeed as a mapping, as this rank measured it
     any of them                                                  → {"error": a sentence}
 
 The answer begins with MARKER, since a shell's startup files may write to the same stream. The process ends when its
-stdin does, also in a sum that waits for a rank that will never come.
+stdin does.
 """
 
 from __future__ import annotations
@@ -19,16 +18,14 @@ import json
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tarfile
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,16 +36,7 @@ import psutil
 from pydantic import TypeAdapter
 
 from backend.config.config import Config
-from backend.distributed.commands import (
-    CONNECT_S,
-    free_port,
-    mlx_environment,
-    mlx_files,
-    mpirun,
-    program_environment,
-    rank_program,
-    ssh_command,
-)
+from backend.distributed.commands import CONNECT_S, mpirun, program_environment, rank_program, ssh_command
 from backend.distributed.hosts_file import (
     AUTO,
     BackendChoice,
@@ -58,20 +46,10 @@ from backend.distributed.hosts_file import (
     first_host_problem,
     read_hosts,
 )
-from backend.distributed.machine_report import (
-    COPY_LIMIT,
-    GRADIENT_BYTES,
-    RESERVE,
-    CheckedMachine,
-    LinkSpeed,
-    MachineFacts,
-    MachineFinding,
-    MachineReport,
-    findings_of,
-)
+from backend.trainer.memory.estimate import format_bytes
 from backend.utils.child_process import CHILD_VERB, ChildEnded, ChildProcess, ChildTimeout, claim_stdout, json_line
-from backend.utils.command import backend_environment, is_bundled
-from backend.utils.disk import require_room, room_on
+from backend.utils.command import is_bundled
+from backend.utils.disk import gigabytes, require_room, room_on
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_file, is_folder, is_folder_name, user_path, write_all
 from backend.utils.hub_cache import hub_cache, local_folder, own_file, repo_cache, split_revision
@@ -80,15 +58,13 @@ from backend.utils.places import project_root
 from backend.utils.text import quote
 
 FACTS_S = 45.0  # seconds for a machine to answer
-LINK_S = 45.0  # seconds for a measurement; Wi-Fi takes 20
 GRACE_S = 2.0
 DEVICES_S = 5.0
 OF_SSH = 255  # ssh's own exit code
 MARKER = "grpo-studio "
 CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
-LATENCY_SUMS = 21
-SMALL_BYTES = 1_000_000  # of the first large sum
-SLOW_S = 1.0
+COPY_LIMIT = 8_000_000_000
+RESERVE = 2_000_000_000  # bytes to leave free on a disk
 _SSH_HINTS = {
     "Permission denied": "refuses your key. Put it there with: ssh-copy-id {ssh}",
     "Host key verification failed": "is not known to ssh yet. Connect once by hand: ssh {ssh}",
@@ -98,58 +74,120 @@ _SSH_HINTS = {
 """ssh's words → rest of a sentence."""
 _UNPACK = 'mkdir -p "$1" && tar -xf - -C "$1" && mv "$1/$2.part" "$1/$2"'  # unpacks a model; config.json comes last
 
-Stage = Literal["reading", "read", "copying", "measuring"]
+Level = Literal["refuse", "warn", "info"]
+LEVELS: tuple[Level, ...] = ("refuse", "warn", "info")  # refuse: no run would start; warn: slower or different
+Reached = Callable[[int, Literal["reading", "read", "copying"], float | None], None]
+"""Receives (rank, stage, share of a copy)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    backend: str = AUTO  # the setting `distributed_backend`
-    model: str = ""
-    reward_file: str = ""
-    copies: bool = False
+class MachineFacts:
+    """A machine's description of itself. Sizes in bytes."""
+
+    machine: str = ""  # its host name
+    system: str = ""
+    chip: str = ""
+    device: str = ""  # gpu or cpu
+    memory: int = 0
+    memory_free: int = 0
+    memory_usable: int = 0
+    disk_free: int | None = None
+    python: str = ""
+    grpo_studio: str = ""
+    code: str = ""  # digest of our source files
+    mlx: str = ""
+    mlx_lm: str = ""
+    has_mpi: bool = False
+    rdma_devices: tuple[str, ...] = ()
+    model: str = ""  # digest of the model's files
+    model_bytes: int = 0
+    has_reward_file: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CheckProgress:
-    """Receives the progress of a check, from several threads."""
+class MachineFinding:
+    """One thing worth knowing. `rank` is None where it is about all machines."""
 
-    reached: Callable[[int, Stage, float | None], None] = lambda rank, stage, share: None
-    """(rank, stage, share of a copy)."""
-    check: Callable[[], None] = lambda: None  # raises to give up
+    level: Level
+    rank: int | None
+    sentence: str
+
+
+@dataclass(slots=True)
+class CheckedMachine:
+    """One entry of the hosts file."""
+
+    rank: int
+    ssh: str
+    label: str
+    is_here: bool = False
+    facts: MachineFacts | None = None
+    problem: str = ""  # why there are no facts
+
+
+@dataclass(slots=True)
+class MachineReport:
+    backend: str
+    machines: list[CheckedMachine]
+    findings: list[MachineFinding] = field(default_factory=list[MachineFinding])
+
+    @property
+    def refusals(self) -> list[MachineFinding]:
+        return [finding for finding in self.findings if finding.level == "refuse"]
+
+    @property
+    def without_model(self) -> list[int]:
+        """Ranks of other machines to which the model can be copied."""
+        first = self.machines[0].facts
+        if first is None or not first.model or first.model_bytes > COPY_LIMIT:
+            return []
+        others = [machine for machine in self.machines if not machine.is_here]
+        return [machine.rank for machine in others if machine.facts and machine.facts.model != first.model]
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> MachineReport:
+        return TypeAdapter(cls).validate_python(raw)
+
+
+def _ignore(*_: object) -> None: ...
 
 
 def check_machines(
-    hosts: HostsFile, name: str, wanted: Wanted, progress: CheckProgress = CheckProgress(), *, measures: bool = True
+    hosts: HostsFile,
+    name: str,
+    *,
+    backend: str = AUTO,
+    model: str = "",
+    reward_file: str = "",
+    copies: bool = False,
+    reached: Reached = _ignore,
+    check: Callable[[], None] = _ignore,
 ) -> MachineReport:
-    """The whole check, or all of it but the link. `name`: the hosts file's. Raises what `progress.check` raises."""
-    report = _read_facts(hosts, wanted, progress)
-    if wanted.copies and report.without_model:
+    """Check the machines of the hosts file `name`, with `copies` after sending the model to those that lack it.
+    `backend`: the setting `distributed_backend`. `reached` is called from several threads; `check` may raise."""
+    report = MachineReport("", _checked(hosts, model, reward_file, reached, check))
+    if copies and report.without_model:
         lacking = {hosts.hosts[rank].ssh: rank for rank in reversed(report.without_model)}
         for rank in sorted(lacking.values()):  # one after the other: they share this machine's connection
-            copy_model(wanted.model, hosts, rank, progress)
-        report = _read_facts(hosts, wanted, progress)
+            copy_model(model, hosts, rank, reached, check)
+        report.machines = _checked(hosts, model, reward_file, reached, check)
     problem, here = first_host_problem(hosts, name), report.machines[0].facts
     problems = [problem] if problem else []
     try:
         has_mpi = here is not None and here.has_mpi
-        report.backend = choose_backend(hosts, wanted.backend, has_mpi=has_mpi, has_cuda=has_cuda()).backend
-        if measures and not problems and len(hosts.hosts) > 1 and all(each.facts for each in report.machines):
-            report.link = _link_speed(report, hosts, progress)
+        report.backend = choose_backend(hosts, backend, has_mpi=has_mpi, has_cuda=has_cuda()).backend
     except UserError as error:
         problems += error.faults
-    model = wanted.model
     is_hub_id = bool(model) and not is_folder(user_path(model, "model")) and not Path(model).is_absolute()
-    report.findings = [
-        *(MachineFinding("refuse", None, each.sentence) for each in problems),
-        *findings_of(report, model, is_hub_id),
-    ]
+    refused = [MachineFinding("refuse", None, each.sentence) for each in problems]
+    report.findings = [*refused, *findings_of(report, model, is_hub_id)]
     return report
 
 
-def require_machines(hosts: HostsFile, name: str, wanted: Wanted) -> list[str]:
-    """Check every machine before a run. → warnings for the event log. Raises UserError with everything that would keep
-    the run from starting."""
-    report = check_machines(hosts, name, wanted, measures=False)
+def require_machines(hosts: HostsFile, name: str, **wanted: Any) -> list[str]:
+    """`check_machines` before a run. → warnings for the event log. Raises UserError with everything that would keep the
+    run from starting."""
+    report = check_machines(hosts, name, **wanted)
     if report.refusals:
         sentences = dict.fromkeys(finding.sentence for finding in report.refusals)
         raise UserError([ConfigProblem("hosts", sentence) for sentence in sentences])
@@ -176,61 +214,60 @@ def require_one_machine(config: Config, what: str) -> None:
         raise UserError("hosts", f"{what} trains on this machine alone; take the hosts file out of the settings.")
 
 
-def _read_facts(hosts: HostsFile, wanted: Wanted, progress: CheckProgress) -> MachineReport:
-    report, ranks_of = MachineReport(), dict[str, list[CheckedMachine]]()
+def _checked(
+    hosts: HostsFile, model: str, reward_file: str, reached: Reached, check: Callable[[], None]
+) -> list[CheckedMachine]:
+    machines, ranks_of = list[CheckedMachine](), dict[str, list[CheckedMachine]]()
     for rank, host in enumerate(hosts.hosts):
-        address, is_here = host.ips[0] if host.ips else "", hosts.is_here(rank)
-        report.machines.append(CheckedMachine(rank, host.ssh, hosts.label(rank), address, is_here))
-        ranks_of.setdefault("" if is_here else host.ssh, []).append(report.machines[-1])
-    request = {"ask": "facts", "model": wanted.model, "reward_file": wanted.reward_file}
+        machines.append(CheckedMachine(rank, host.ssh, hosts.label(rank), hosts.is_here(rank)))
+        ranks_of.setdefault("" if machines[-1].is_here else host.ssh, []).append(machines[-1])
 
-    def read(machines: list[CheckedMachine]) -> None:
-        for machine in machines:
-            progress.reached(machine.rank, "reading", None)
+    def read(ranks: list[CheckedMachine]) -> None:
         found, problem = None, ""
-        if machines[0].is_here:
-            found = facts(wanted.model, wanted.reward_file)
-        else:
-            try:
-                answer = _ask(hosts, machines[0].rank, request, FACTS_S, progress.check)
-                found = TypeAdapter(MachineFacts).validate_python(answer)
-            except UserError as error:
-                problem = error.faults[0].sentence
-        for machine in machines:
+        for machine in ranks:
+            reached(machine.rank, "reading", None)
+        try:
+            if ranks[0].is_here:
+                found = facts(model, reward_file)
+            else:
+                request = {"ask": "facts", "model": model, "reward_file": reward_file}
+                found = TypeAdapter(MachineFacts).validate_python(_ask(hosts, ranks[0].rank, request, check))
+        except UserError as error:
+            problem = error.faults[0].sentence
+        for machine in ranks:
             machine.facts, machine.problem = found, problem
-            progress.reached(machine.rank, "read", None)
+            reached(machine.rank, "read", None)
 
     with ThreadPoolExecutor(len(ranks_of), "machine") as threads:
         list(threads.map(read, ranks_of.values()))
-    return report
+    return machines
 
 
-def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], timeout_s: float, poll: Callable[[], None]) -> Any:
-    host, is_here = hosts.hosts[rank], hosts.is_here(rank)
-    name = "This machine" if is_here else quote(host.ssh, 40)
-    program, variables = rank_program(host, CHILD_VERB, "backend.distributed.machine_check"), program_environment(host)
-    command = program if is_here else ssh_command(host, program, variables)
-    environment = backend_environment() if is_here else dict(os.environ)
-    child = ChildProcess(command, grace_s=GRACE_S, environment=environment, marker=MARKER)
+def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], check: Callable[[], None]) -> Any:
+    """The answer of another machine. Raises UserError."""
+    host = hosts.hosts[rank]
+    program = rank_program(host, CHILD_VERB, "backend.distributed.machine_check")
+    command = ssh_command(host, program, program_environment(host))
+    child = ChildProcess(command, grace_s=GRACE_S, environment=dict(os.environ), marker=MARKER)
     try:
-        answer = child.request(request, timeout_s, poll)
+        answer = child.request(request, FACTS_S, check)
         why = f"reports: {quote(answer['error'], 120)}" if "error" in answer else ""
     except ChildTimeout:
-        why = f"has not answered for {timeout_s:.0f} s."
+        why = f"has not answered for {FACTS_S:.0f} s."
     except ChildEnded as ended:
-        why = _why(ended, host, is_here)
+        why = _why(ended, host)
     except (json.JSONDecodeError, OSError) as error:
         why = f"could not be asked: {quote(error)}."
     finally:
         child.stop()
     if why:
-        raise UserError("hosts", f"{name} {why}")
+        raise UserError("hosts", f"{quote(host.ssh, 40)} {why}")
     return answer
 
 
-def _why(ended: ChildEnded, host: Host, is_here: bool) -> str:
+def _why(ended: ChildEnded, host: Host) -> str:
     last = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.exit_code}"]
-    if ended.exit_code == OF_SSH and not is_here:
+    if ended.exit_code == OF_SSH:
         hints = (rest.format(ssh=host.ssh) for words, rest in _SSH_HINTS.items() if words in ended.stderr)
         return next(hints, f"was not reached within {CONNECT_S} s: {quote(last[0], 100)}.")
     if ended.exit_code in (126, 127):  # the shell's, for a program that cannot be run, or is not there
@@ -241,42 +278,9 @@ def _why(ended: ChildEnded, host: Host, is_here: bool) -> str:
     return f"could not start GRPO Studio: {quote(last[0], 110)}."
 
 
-def _link_speed(report: MachineReport, hosts: HostsFile, progress: CheckProgress) -> LinkSpeed | None:
-    backend, ranks = report.backend, list(range(len(hosts.hosts)))
-    if backend == "mpi":
-        ranks = [0, next((each.rank for each in report.machines if not each.is_here), 1)]
-        backend, hosts = "ring", HostsFile(tuple(hosts.hosts[rank] for rank in ranks))
-        if not all(host.ips for host in hosts.hosts):
-            return None
-    port = free_port(hosts)
-    speeds, problems = list[LinkSpeed](), list[str]()
-
-    def poll() -> None:
-        progress.check()
-        if problems:
-            raise UserError("hosts", "Another rank has failed, so this one's answer would never come.")
-
-    def measure(rank: int) -> None:
-        progress.reached(ranks[rank], "measuring", None)
-        variables, files = mlx_environment(hosts, backend, rank, port)
-        request = {"ask": "link", "backend": backend, "variables": variables, "files": files}
-        try:
-            speeds.append(LinkSpeed(**_ask(hosts, rank, request, LINK_S, poll)))
-        except UserError as error:
-            problems.append(error.faults[0].sentence)
-
-    with ThreadPoolExecutor(len(ranks), "machine") as threads:
-        list(threads.map(measure, range(len(ranks))))
-    if problems:
-        advice = "A firewall may be between them, or an address in the hosts file wrong."
-        raise UserError("hosts", f"The machines could not sum over {backend}. {problems[0]} {advice}")
-    if (found := min(speed.ranks for speed in speeds)) != len(ranks):
-        raise UserError("hosts", f"Only {found} of {len(ranks)} ranks have found each other over {backend}.")
-    slowest = min(speed.bytes_per_second for speed in speeds)
-    return LinkSpeed(max(speed.latency_s for speed in speeds), slowest, len(ranks))
-
-
-def copy_model(model: str, hosts: HostsFile, rank: int, progress: CheckProgress = CheckProgress()) -> None:
+def copy_model(
+    model: str, hosts: HostsFile, rank: int, reached: Reached = _ignore, check: Callable[[], None] = _ignore
+) -> None:
     """Send a model to another machine, as tar over ssh. Raises UserError; what has arrived stays."""
     host, label = hosts.hosts[rank], hosts.label(rank)
     folder, files = local_folder(model), model_files(model)
@@ -290,7 +294,7 @@ def copy_model(model: str, hosts: HostsFile, rank: int, progress: CheckProgress 
     revision = "" if is_folder(user_path(model, "model")) else folder.name  # of a snapshot in the cache
     try:
         request = {"ask": "place", "model": model, "revision": revision, "names": [*files], "bytes": total}
-        place = _ask(hosts, rank, request, FACTS_S, progress.check)["folder"]
+        place = _ask(hosts, rank, request, check)["folder"]
     except UserError as error:
         raise UserError("model", f"{label} could not take the model: {error.faults[0].sentence}") from None
     inside = f"snapshots/{revision}/" if revision else ""
@@ -304,10 +308,10 @@ def copy_model(model: str, hosts: HostsFile, rank: int, progress: CheckProgress 
 
     def write(data: bytes) -> None:
         nonlocal sent
-        progress.check()
+        check()
         write_all(stdin, data)
         sent += len(data)
-        progress.reached(rank, "copying", min(sent / total, 1.0))
+        reached(rank, "copying", min(sent / total, 1.0))
 
     try:
         pipe: Any = SimpleNamespace(write=write)
@@ -345,13 +349,11 @@ def main(_arguments: Sequence[str] = ()) -> int:
     try:
         if request["ask"] == "facts":
             answer = asdict(facts(request["model"], request["reward_file"]))
-        elif request["ask"] == "place":
-            answer = {"folder": str(place(request["model"], request["revision"], request["names"], request["bytes"]))}
         else:
-            answer = asdict(measure(request["backend"], request["variables"], request["files"]))
+            answer = {"folder": str(place(request["model"], request["revision"], request["names"], request["bytes"]))}
     except UserError as error:
         answer = {"error": error.faults[0].sentence}
-    except Exception as error:  # whatever mlx, the network or a disk raises is the check's finding
+    except Exception as error:  # whatever a disk or a program raises is the check's finding
         answer = {"error": f"{type(error).__name__}: {error}"}
     out.write(MARKER + json_line(answer))
     out.flush()
@@ -404,34 +406,6 @@ def _version(package: str) -> str:
         return ""
 
 
-def measure(backend: str, variables: dict[str, str], files: dict[str, str]) -> LinkSpeed:
-    """Measure sums on the CPU's stream, as a run sums gradients; every rank calls it at the same time. Raises
-    RuntimeError."""
-    os.environ |= variables
-    with mlx_files(files):
-        import mlx.core as mx
-
-        group = mx.distributed.init(backend=backend.removesuffix("-ring"), strict=True)
-
-    def sum_s(values: int) -> float:
-        array = mx.ones(values)
-        mx.eval(array)
-        began = time.perf_counter()
-        mx.eval(mx.distributed.all_sum(array, group=group, stream=mx.cpu))
-        return time.perf_counter() - began
-
-    sum_s(1)  # the first one connects
-    latency = statistics.median(sum_s(1) for _ in range(LATENCY_SUMS))
-    size = SMALL_BYTES
-    # All ranks must take the same branch, so the slowest of them decides.
-    first: Any = mx.distributed.all_max(mx.array([sum_s(size // 4)]), group=group, stream=mx.cpu).item()
-    seconds: float = first
-    if seconds < SLOW_S:
-        size = GRADIENT_BYTES
-        seconds = min(sum_s(size // 4) for _ in range(3))
-    return LinkSpeed(latency, size / seconds, group.size())
-
-
 def model_files(model: str) -> dict[str, int]:
     """Relative name → bytes of a model's files, hidden ones left out; empty if it is not on this machine."""
     if (folder := local_folder(model)) is None:
@@ -466,3 +440,79 @@ def place(model: str, revision: str, names: list[str], size: int) -> Path:
     if is_folder(folder) and ("config.json" in present or not present <= {*names}):
         raise UserError("model", f"There is another folder {quote(folder)}; move it away first.")
     return folder
+
+
+def findings_of(report: MachineReport, model: str = "", model_is_hub_id: bool = False) -> list[MachineFinding]:
+    """Everything that the facts say, the gravest first. `model`: the setting."""
+    found = [MachineFinding("refuse", machine.rank, machine.problem) for machine in report.machines if machine.problem]
+    here = report.machines[0].facts
+    others = {machine.ssh: machine for machine in reversed(report.machines[1:]) if not machine.is_here}
+    for machine in others.values():
+        if here is not None and machine.facts is not None:
+            about = [
+                *_differences(machine.label, here, machine.facts, report.backend),
+                *_model_findings(machine.label, here, machine.facts, model, model_is_hub_id),
+            ]
+            found += [MachineFinding(level, machine.rank, sentence) for level, sentence in about]
+    names = [report.machines[0].ssh if machine.is_here else machine.ssh for machine in report.machines]
+    for name in dict.fromkeys(names):
+        if (count := names.count(name)) > 1:
+            label = "This machine" if report.machines[names.index(name)].is_here else quote(name, 40)
+            shared = "its ranks share its processor, and each holds a model in its memory"
+            found.append(MachineFinding("info", names.index(name), f"{label} is listed {count} times: {shared}."))
+    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
+
+
+Found = Iterator[tuple[Level, str]]
+
+
+def _differences(name: str, here: MachineFacts, there: MachineFacts, backend: str) -> Found:
+    if here.grpo_studio != there.grpo_studio:
+        versions = f"{quote(there.grpo_studio, 20)}, here is {here.grpo_studio}"
+        yield "refuse", f"{name} has GRPO Studio {versions}. Install the same version on both."
+    elif there.code and here.code and there.code != here.code:
+        yield "warn", f"{name} has other source files of the same GRPO Studio. Update both from one place."
+    for title, ours, theirs in (("mlx", here.mlx, there.mlx), ("mlx-lm", here.mlx_lm, there.mlx_lm)):
+        if ours != theirs:
+            versions = f"{title} {quote(theirs, 20)}, here is {ours}"
+            yield "warn", f"{name} has {versions}: results of the two may differ in their last digits."
+    if here.device != there.device:
+        devices = f"computes on the {quote(there.device.upper(), 10)}, this machine on the {here.device.upper()}"
+        yield "warn", f"{name} {devices}: it will get a small share of the work."
+    elif here.chip != there.chip:
+        chips = f"({quote(there.chip, 40)}, here {quote(here.chip, 40)})"
+        yield "info", f"{name} has another chip {chips}; each gets work by its measured speed."
+    if abs(here.memory - there.memory) > 0.05 * here.memory:
+        smaller, larger = sorted((here.memory, there.memory))
+        label = name if there.memory < here.memory else "this machine"
+        yield (
+            "warn" if smaller < 0.5 * larger else "info",
+            f"{name} has {format_bytes(there.memory)} of memory, this machine {format_bytes(here.memory)}; every "
+            f"machine holds the whole model, so {label} sets the limit.",
+        )
+    if backend == "mpi" and not there.has_mpi:
+        yield "refuse", f"{name} has no mpirun. Install Open MPI there, the same version as here."
+    if backend.startswith("jaccl") and not there.rdma_devices:
+        needs = "It needs Thunderbolt 5, macOS 26.2 or later, and rdma_ctl enable in Recovery."
+        yield "refuse", f"{name} shows no RDMA devices. {needs}"
+
+
+def _model_findings(name: str, here: MachineFacts, there: MachineFacts, model: str, is_hub_id: bool) -> Found:
+    if there.has_reward_file is False:
+        yield "info", f"{name} has no reward file: its text is sent. Modules beside it are not, so copy those."
+    if not model or not here.model or there.model == here.model:
+        return
+    title, size = quote(model, 60), gigabytes(here.model_bytes)
+    needed = here.model_bytes + RESERVE
+    copying = f"It can be copied from here ({size})."
+    if here.model_bytes > COPY_LIMIT:
+        copying = f"With {size} it is above the {gigabytes(COPY_LIMIT)} that are copied; put it there yourself."
+    if there.disk_free is not None and there.disk_free < needed:
+        room = f"{gigabytes(there.disk_free)} are free, {gigabytes(needed)} needed"
+        yield "refuse", f"{name} lacks the model and the room for it: {room}."
+    elif there.model:
+        yield "refuse", f"{name} has other files of {title} than this machine. {copying}"
+    elif is_hub_id:
+        yield "warn", f"{name} has no copy of {title} and will download it ({size}) when the run starts. {copying}"
+    else:
+        yield "refuse", f"{name} has no folder {title}. {copying}"

@@ -112,16 +112,16 @@ def model_facts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any] |
 def check_machines(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{hosts: the content of a hosts file, name, backend, model, reward_file, copies} → a MachineReport as a mapping.
     Reports {rank, stage, share}. A cancelled check leaves no process, and of a copy what has arrived."""
-    from backend.distributed.machine_check import CheckProgress, Wanted, check_machines
+    from backend.distributed.machine_check import check_machines
 
     name = str(request["name"])
     hosts = parse_hosts(request["hosts"], name)
-    wanted = Wanted(request["backend"], request["model"], request["reward_file"], bool(request["copies"]))
+    wanted = {key: request[key] for key in ("backend", "model", "reward_file", "copies")}
 
     def reached(rank: int, stage: str, share: float | None) -> None:
         call.report({"rank": rank, "stage": stage, "share": share})
 
-    return check_machines(hosts, name, wanted, CheckProgress(reached, call.check)).to_dict()
+    return asdict(check_machines(hosts, name, **wanted, reached=reached, check=call.check))
 
 
 TIMEOUT_S = 10.0

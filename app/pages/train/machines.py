@@ -18,14 +18,14 @@ from app.state.messages import problems_to
 from app.state.session import Session
 from app.widgets.basic.controls import CopyLink, ElidedLabel
 from app.widgets.basic.dialogs import save_file
-from app.widgets.basic.labels import button, label, plain_tip, show_text
+from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.layout import FlowLayout, clear_layout, column, configure, holder, row, set_style_property
 from app.widgets.basic.number_format import DASH
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from backend.config.config import SETTINGS
 from backend.config.form import MACHINES
 from backend.distributed.hosts_file import HERE, Host
-from backend.distributed.machine_report import CheckedMachine, Level, MachineFacts
+from backend.distributed.machine_check import CheckedMachine, Level, MachineFacts
 from backend.utils.files import user_path
 
 FIELDS = tuple(key for key, setting in SETTINGS.items() if setting.group == MACHINES)
@@ -139,7 +139,7 @@ class MachinesPart(QObject):
         edits = triggers.DoubleClicked | triggers.EditKeyPressed | triggers.AnyKeyPressed
         self.table = BaseTable(model=self.model, name="Machines", single=True, resizable=True, editTriggers=edits)
         self.table.horizontalHeader().setStretchLastSection(True)
-        check_tip = "Reaches every machine, compares versions and memory, and measures the connection"
+        check_tip = "Reaches every machine, and compares versions and memory"
         copy_tip = "Sends the form's model over ssh to the machines that lack it, up to 8 GB"
         self.check = button("Check", machines.check, tip=check_tip)
         self.stop = button("Stop", machines.stop, tip="Stop the check")
@@ -160,11 +160,11 @@ class MachinesPart(QObject):
         flow = FlowLayout()
         for each in buttons:
             flow.addWidget(each)
-        self._link, self._findings = label(wrap=True, selectable=True), column(spacing=4)
+        self._findings = column(spacing=4)
         self._command_line = ElidedLabel(Qt.TextElideMode.ElideMiddle, font=theme.mono_font(theme.CAPTION))
         self.copy_command = CopyLink("Copy the command of all ranks")
         self._command_row = holder(row(label("By hand", role="muted"), (self._command_line, 1), self.copy_command))
-        self._details = holder(column(self.table, holder(flow), self._link, self._findings, self._command_row))
+        self._details = holder(column(self.table, holder(flow), self._findings, self._command_row))
         self.tab_stops: list[QWidget] = [self.table, *buttons, self.copy_command]
         for part in (self.grid, self.summary, self._details):
             self.card.parts.addWidget(part)
@@ -197,7 +197,6 @@ class MachinesPart(QObject):
             widget.setVisible(bool(shown))
             widget.setEnabled(enabled)
         self.add.setText("Add a machine" if hosts else "Add a second machine")
-        show_text(self._link, report.link_sentence() if report is not None else "")
         clear_layout(self._findings)
         for finding in report.findings if report is not None else ():
             word, role = LEVELS[finding.level]
