@@ -20,14 +20,18 @@ from backend.config.config import Config
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import check_columns
-from backend.export import destinations, gguf_file, lm_studio_rules, writer
+from backend.export import gguf_file, lm_studio_rules, writer
 from backend.export.exports import (
     DEFAULT_FORMAT,
     ExportFormat,
     Progress,
+    destination_of,
+    drop_hidden_files,
     exported_bytes,
+    folder_bytes,
     format_named,
     silent,
+    staging_folder,
     target_for,
 )
 from backend.export.original_files import OriginalFiles, fetch_original, trained_on_original
@@ -47,7 +51,7 @@ from backend.export.verify import (
 )
 from backend.export.vision_part import open_vision_part
 from backend.models.architectures import is_text_part
-from backend.models.peft_files import merged_model, read_peft_adapter
+from backend.models.peft_import import merged_model, read_peft_adapter
 from backend.models.policy import Policy, is_quantised, load_policy
 from backend.models.tokenizers import load_tokenizer, tokenizer_folder
 from backend.runs.completion_rows import parse_group_row
@@ -63,7 +67,7 @@ from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.run_inputs import RunInputs, read_inputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
-from backend.utils.disk import cause, writing
+from backend.utils.disk import cause, require_room, writing
 from backend.utils.errors import UserError
 from backend.utils.files import require_plain_files
 from backend.utils.hub_cache import local_folder
@@ -150,7 +154,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     target, disk or model; RuntimeError if the written model differs."""
     format_ = format_named(export.format)
     target_for(export.to, format_)
-    destination = destinations.destination_of(run, export.to, export.name, export.folder, export.overwrite)
+    destination = destination_of(run, export.to, export.name, export.folder, export.overwrite)
     require_plain_files(run.path)  # a copy would follow links, and an upload publish their targets
     config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
     trained, held_out = run_weights(run, config, export.checkpoint), export.held_out
@@ -174,9 +178,9 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
             notes = (f"{now}, with which these logits were compared: {differs}.",)
         if format_.kind == "gguf":
             gguf_file.check(original, trained.tokenizer)
-    destinations.check_free_space(destination.workshop, _needed_bytes(trained, format_))
+    require_room(destination.workshop, _needed_bytes(trained, format_), "The model")
     target = destination.target
-    with writing(target, also_computes=True), destinations.staging_folder(destination.workshop, target) as staging:
+    with writing(target, also_computes=True), staging_folder(destination.workshop, target) as staging:
         if trained.adapters:  # a running trainer replaces its own
             trained = replace(trained, adapters=trained.adapters.copied_to(staging / "adapters"))
         progress("Computing what the trained model answers.")
@@ -185,7 +189,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
         built = staging / "new"
         lost, reopened = write_in_format(trained, format_, original, built, progress)
         notes += lost
-        destinations.drop_hidden_files(built)
+        drop_hidden_files(built)
         progress("Loading it back and comparing.")
         try:
             if format_.kind == "model":
@@ -207,7 +211,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
             progress(doing, 0.0)
             requested = replace(requested, adapters=trained.adapters)
             difference = comparison.compare(requested, built, lambda done: progress(doing, done))
-        size = destinations.folder_bytes(built)
+        size = folder_bytes(built)
         place = destination.deliver(built)
     return ExportedModel(place, target, format_.key, size, verification, difference, notes)
 

@@ -1,11 +1,22 @@
-"""Export formats and targets for command line and window, and the choice of weights. Loads no model."""
+"""Export formats and targets for command line and window, the choice of weights, and where an export goes: LM Studio's
+models folder, any folder, Ollama, or an upload folder. Loads no model.
+
+A folder is built in a hidden staging folder and renamed to its target, so it is never seen half written.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from backend.config.checks import cross_setting_faults
 from backend.config.config import Config, load
 from backend.runs.archive import raw_settings
 from backend.runs.events import first_and_last_events
@@ -14,18 +25,19 @@ from backend.runs.saved_weights import Checkpoint, all_checkpoints, best_of, fin
 from backend.runs.steering import run_config
 from backend.trainer.memory.model_shape import Linear, ModelShape, packed_width, shape_of
 from backend.trainer.memory.phases import QUANTIZED
+from backend.utils import file_lock
+from backend.utils.disk import cause, whole_folder
 from backend.utils.documents import read_resource
 from backend.utils.errors import UserError
+from backend.utils.files import remove_tree, resolved
 from backend.utils.hub_cache import local_folder
-from backend.utils.places import lm_studio_models
+from backend.utils.places import lm_studio_home, lm_studio_models
 
 Kind = Literal["adapter", "model", "gguf"]  # adapter files, a complete model folder, or a single file
 
 
-class Progress(Protocol):
-    """Receives a message per stage, and the fraction done if known."""
-
-    def __call__(self, sentence: str, done: float | None = None) -> None: ...
+Progress = Callable[..., None]
+"""Receives a message per stage, and the fraction done if known."""
 
 
 def silent(sentence: str, done: float | None = None) -> None:
@@ -153,3 +165,149 @@ def settings_of(run: RunFolder) -> Config:
 
 def target_folder(target: str, name: str, folder: Path) -> Path:
     return lm_studio_models() / PUBLISHER / name if target == "lmstudio" else folder / name
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A folder, built in `workshop`."""
+
+    target: Path
+    workshop: Path
+    overwrite: bool = False
+
+    def check(self) -> None:
+        """Raise UserError if `target` exists, unless it is a model and may be overwritten."""
+        if not os.path.lexists(self.target):
+            return
+        if not self.overwrite:
+            there = f"There is a model at {self.target} already"
+            raise UserError("overwrite", f"{there}; choose another name, or overwrite it.")
+        if not any((self.target / name).is_file() for name in ("config.json", "adapter_config.json", "model.gguf")):
+            other = f"{self.target} is there and holds no model, so it is not replaced"
+            raise UserError("overwrite", f"{other}; choose another name.")
+
+    def deliver(self, built: Path) -> str:
+        """Move the finished folder into place; returns the location to show. Raises as `check`, and DiskError."""
+        self.check()
+        with whole_folder(self.target) as draft:
+            draft.rmdir()
+            # Copied to another disk. copyfile drops extended attributes, which some disks turn into ._ files.
+            shutil.move(built, draft, copy_function=shutil.copyfile)
+        return str(self.target)
+
+
+def destination_of(run: RunFolder, to: str, name: str, folder: Path | None, overwrite: bool) -> Destination:
+    """The destination for a key of TARGETS. Raises UserError."""
+    if to == "hub":
+        return Destination(run.uploads / name, run.path, overwrite=True)
+    if to == "ollama":
+        target = run.path / f"ollama-{name.strip().replace(':', '-')}"
+        return OllamaModel(target, run.path, overwrite, name.strip())
+    if to == "lmstudio":
+        root, home = lm_studio_models(), lm_studio_home()
+        # Only an empty `models` folder in an existing home is ever created for it.
+        if not (root.is_dir() or (root == home / "models" and home.is_dir())):
+            advice = "start LM Studio once, attach the disk that holds its models, or export to a folder"
+            raise UserError("lm_studio", f"LM Studio was not found: there is no folder {root}; {advice}.")
+        # Built outside LM Studio's models folder, which it watches: beside it, where the last step is a rename, or in
+        # the run.
+        root = resolved(root)
+        workshop = root.parent if os.access(root.parent, os.W_OK) else run.path
+        return Destination(root / PUBLISHER / safe_name(name), workshop, overwrite)
+    target = resolved(folder.expanduser()) / safe_name(name) if folder else run.fused
+    workshop = next(path for path in target.parents if path.exists())
+    return Destination(target, workshop, overwrite)
+
+
+def safe_name(name: str) -> str:
+    """Strip a name. Raises UserError if it cannot name a folder."""
+    name = name.strip()
+    if not name:
+        raise UserError("lm_studio_name", "Give the exported model a name.")
+    if faults := cross_setting_faults({"lm_studio_name": name}):
+        raise UserError(faults)
+    return name
+
+
+OLLAMA_PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "/Applications/Ollama.app/Contents/Resources", "~/.local/bin")
+"""Usual locations: the PATH of a macOS app lacks them."""
+OLLAMA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}(:[A-Za-z0-9._-]{1,80})?")
+OLLAMA_TIMEOUT_S = 3600
+MODELFILE = "Modelfile"
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaModel(Destination):
+    """A model in Ollama's store; `target` exists only during the build."""
+
+    name: str = ""
+
+    def check(self) -> None:
+        """Raise UserError for a bad or existing name, or if Ollama is not running."""
+        if not OLLAMA_NAME.fullmatch(self.name):
+            takes = "Ollama takes letters, digits, dots, dashes and underlines as a name"
+            raise UserError("name", f"{takes}, not {self.name!r}.")
+        listed = _ollama("list").splitlines()[1:]
+        names = {line.split()[0].removesuffix(":latest").lower() for line in listed if line.strip()}
+        if self.name.removesuffix(":latest").lower() in names and not self.overwrite:
+            there = f"Ollama has a model {self.name} already"
+            raise UserError("overwrite", f"{there}; choose another name, or overwrite it.")
+
+    def deliver(self, built: Path) -> str:
+        """Create the model. Raises UserError with Ollama's message if it fails."""
+        _ollama("create", self.name, "-f", str(built / MODELFILE))
+        return f"Ollama, as {self.name}"
+
+
+def _ollama(*arguments: str) -> str:
+    places = [os.environ.get("PATH", ""), *(str(Path(place).expanduser()) for place in OLLAMA_PLACES)]
+    program = shutil.which("ollama", path=os.pathsep.join(places))
+    if program is None:
+        advice = "install it from https://ollama.com, or export to a folder and run `ollama create` there"
+        raise UserError("to", f"Ollama was not found; {advice}.")
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=OLLAMA_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError("to", f"`ollama {arguments[0]}` did not end: {error}.") from None
+    if done.returncode:
+        # It draws its progress over itself; the last line is the reason.
+        lines = [line.strip() for line in re.split(r"[\r\n]", done.stderr) if line.strip()]
+        reason = lines[-1].rstrip(".") if lines else "it gave no reason"
+        raise UserError("to", f"`ollama {arguments[0]}` failed: {reason}.")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Iterator[Path]:
+    """Yield an empty hidden folder in `parent`; a lock keeps two exports of one `target` apart. Clears what a killed
+    export left. Raises UserError if the target is being exported or `parent` is not writable."""
+    folder = parent / f".grpo-studio-{target.name}"
+    try:
+        folder.mkdir(exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)  # flock works on a folder too
+    except OSError as error:
+        raise UserError(made_by, f"The folder {parent} cannot be written: {cause(error)}.") from None
+    try:
+        # Without waiting: an export takes minutes, so a message is more use than a silent wait.
+        if not file_lock.take(lock):
+            raise UserError(made_by, f"{target} is being written by another process; wait for that one.")
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        try:
+            yield folder
+        finally:
+            # If the folder itself was moved to its place, one of this name is another process's.
+            if file_lock.leads_to(folder, lock):
+                remove_tree(folder)
+    finally:
+        os.close(lock)
+
+
+def drop_hidden_files(folder: Path) -> None:
+    """Delete the ._ files and .DS_Store that macOS adds."""
+    for hidden in folder.glob(".*"):
+        hidden.unlink()
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -22,7 +22,7 @@ import mlx.nn as nn
 import numpy as np
 
 from backend.config.config import Config
-from backend.export.destinations import MODELFILE
+from backend.export.exports import MODELFILE
 from backend.export.original_files import OriginalFiles
 from backend.export.original_rows import merged_arrays
 from backend.export.trained_weights import TrainedWeights

@@ -14,7 +14,7 @@ from backend.export.original_files import OriginalFiles
 from backend.export.original_rows import LowRank, RowRun, Trace, TrainedRows, by_original, merged, trace, trained_rows
 from backend.export.trained_weights import TrainedWeights
 from backend.export.writer import write_safetensors
-from backend.models.peft_files import ARRAYS, CONFIG, PREFIX, is_tied, tidy
+from backend.models.peft_import import ARRAYS, CONFIG, PREFIX, is_tied, tidy
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import split_revision
 

@@ -24,7 +24,7 @@ from backend.config.updates import OWN
 from backend.data.files import kind_of_path
 from backend.data.images import IMAGES
 from backend.data.rows import Found, OtherDataset, Reading, evaluation_set, names_by_split, own_splits, splits_elsewhere
-from backend.export.destinations import folder_bytes, move_into_place, nearest_existing, safe_name, staging_folder
+from backend.export.exports import folder_bytes, safe_name
 from backend.export.original_files import converted_from
 from backend.judges.model_reward import model_entries
 from backend.rewards import functions as functions  # registers them
@@ -32,7 +32,7 @@ from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.catalogue import locate_reward_file, metric_name, reward_call
 from backend.rewards.registry import REWARD_REGISTRY
 from backend.tools.mcp_settings import OPENENV
-from backend.utils.disk import writing
+from backend.utils.disk import whole_folder
 from backend.utils.errors import UserError
 from backend.utils.files import read_text, resolved, user_path
 from backend.utils.hub_cache import local_folder, own_file, own_files, split_revision
@@ -121,12 +121,9 @@ def export_trl(
     config, judges = with_models_first(config)
     model, scorers = trl_model(config), reward_models(config)
     model = replace(model, left_out=(*model.left_out, *judges))
-    with writing(target, also_computes=True), staging_folder(nearest_existing(parent), target) as staging:
-        new = staging / "new"
-        new.mkdir()
+    with whole_folder(target) as new:
         settings = _write(config, model, scorers, name, new, tell)
         size = folder_bytes(new)
-        move_into_place(new, target)
     return TrlFolder(target, size, _left_out(model, scorers, settings), settings.by_files)
 
 

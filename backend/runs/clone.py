@@ -24,7 +24,7 @@ from backend.config.changeable import STAGE_OWN
 from backend.config.config import SETTINGS, Config, dump, keys_used_by, load, parse
 from backend.config.other_programs.translation import translate
 from backend.config.updates import OWN
-from backend.export.destinations import staging_folder
+from backend.export.exports import staging_folder
 from backend.runs.checkpoint import arrays_of, lengths_at, write_state
 from backend.runs.events import EventLog, check_format
 from backend.runs.run_folder import RunFolder

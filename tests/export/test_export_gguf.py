@@ -229,10 +229,10 @@ def test_what_ollama_says_is_passed_on(run: Path, ollama: Path, monkeypatch: pyt
     with pytest.raises(UserError, match="Ollama takes GGUF files only"):
         export(run, "full", to="ollama")
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("backend.export.destinations.OLLAMA_PLACES", ())
+    monkeypatch.setattr("backend.export.exports.OLLAMA_PLACES", ())
     with pytest.raises(UserError, match="Ollama was not found"):
         export(run, to="ollama")
-    monkeypatch.setattr("backend.export.destinations.OLLAMA_PLACES", (str(ollama),))
+    monkeypatch.setattr("backend.export.exports.OLLAMA_PLACES", (str(ollama),))
     (ollama / "broken").unlink()
     assert export(run, to="ollama").place == "Ollama, as mine", "found outside the PATH"
 

@@ -18,8 +18,7 @@ from backend.__main__ import app
 from backend.export.export_run import Export, export_run
 from backend.export.original_rows import LowRank, RowRun
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
-from backend.models.peft_files import Origin, PeftAdapter, read_settings
-from backend.models.peft_import import carried_adapter, import_adapter
+from backend.models.peft_import import Origin, PeftAdapter, carried_adapter, import_adapter, read_settings
 from backend.runs.run_folder import RunFolder
 from backend.serve.hub_questions import import_adapter as import_question
 from backend.serve.questions import Cancelled, QuestionCall

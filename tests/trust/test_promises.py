@@ -19,7 +19,7 @@ from app.widgets.basic.dialogs import QuestionBox
 from app.widgets.basic.labels import label, plain_tip
 from backend.cli.common import logging_to
 from backend.config.checks import cross_setting_faults
-from backend.export.destinations import safe_name
+from backend.export.exports import safe_name
 from backend.runs import run_record
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import default_run_name, hold_lock, make_run_folder
