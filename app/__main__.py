@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from app.window import Window
 
 NO_DISPLAY = "No display was found, so the demo runs here in the terminal."
-DESKTOP_FILE = "grpo-studio"
-"""Our .desktop file on Linux: Wayland takes the icon of a window from there."""
+DESKTOP_FILE = "grpo-studio"  # our .desktop file on Linux: Wayland takes the icon of a window from there
 SCREENSHOT_MS = 900
 LONGEST_READ_S = 60.0
 FIRST_SIZE = "1280x800"

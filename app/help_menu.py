@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from app.state.run import Run
     from app.window import Window
 
-DOCUMENTS = {"What is stored where": "runs.md"}
-"""Heading of a section → file in docs/."""
+DOCUMENTS = {"What is stored where": "runs.md"}  # heading of a section → file in docs/
 
 
 class HelpMenu(QObject):

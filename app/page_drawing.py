@@ -20,12 +20,9 @@ from app.state.session import Session
 from app.window import Window
 
 SIZE = (1000, 700)
-SETTLE_MS = 120
-"""How long a page may take to lay itself out before it is drawn."""
-FEWEST_COLOURS = 12
-"""Anti-aliased text alone has more."""
-GRID = 7
-"""Every so many pixels are looked at, in both directions."""
+SETTLE_MS = 120  # how long a page may take to lay itself out before it is drawn
+FEWEST_COLOURS = 12  # anti-aliased text alone has more
+GRID = 7  # every so many pixels are looked at, in both directions
 
 
 def draw_pages(result: Path) -> int:

@@ -19,8 +19,7 @@ from backend.utils import places
 
 SPACE = 8
 GUTTER = 2 * SPACE
-BODY, CAPTION, TITLE = 13, 11, 20
-"""Type sizes in pixels, before the desktop's text scaling."""
+BODY, CAPTION, TITLE = 13, 11, 20  # type sizes in pixels, before the desktop's text scaling
 LARGEST_SCALE = 2.0
 USUAL_DPI = 72 if sys.platform == "darwin" else 96
 
@@ -258,5 +257,4 @@ def style_sheet(*names: str) -> str:
     return text.replace("@icons", (places.resources() / "icons").as_posix())
 
 
-CELL_PADDING = 8
-"""At both sides of a table's cells and headers, in pixels, as in resources/style/ours.qss."""
+CELL_PADDING = 8  # at both sides of a table's cells and headers, in pixels, as in resources/style/ours.qss

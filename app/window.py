@@ -52,10 +52,8 @@ MINIMUM = (880, 600)
 LEAST_PAGE = (816, 480)
 FIRST_SIZE = (1280, 800)
 FORM_PAGES = ("train", "dataset", "rewards")
-NARROW = 1000
-"""Below this width the sidebar shows icons alone."""
-CONTROL, SILENCE = "control", "silence"
-"""Causes of messages: another window controls the run; the run is silent."""
+NARROW = 1000  # below this width the sidebar shows icons alone
+CONTROL, SILENCE = "control", "silence"  # causes of messages: another window controls the run; the run is silent
 
 
 class Window(QMainWindow):

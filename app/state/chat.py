@@ -34,8 +34,7 @@ from backend.utils.hub_cache import local_folder
 from backend.utils.machine import machine_bytes
 
 State = Literal["empty", "loading", "ready", "answering", "failed"]
-KEPT_TURNS = 20
-"""Turns of a run or model that are kept, and shown again when it is chosen."""
+KEPT_TURNS = 20  # turns of a run or model that are kept, and shown again when it is chosen
 
 
 @dataclass(slots=True)
@@ -197,10 +196,7 @@ class ChatWithModel(QObject):
         system: str | None = None,
         continues: bool = False,
     ) -> None:
-        """Have `sides` answer; `continues`: they see the turns before.
-
-        `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output, tools.
-        """
+        """Have `sides` answer; `continues`: they see the turns before. `how`: what `sampling_of` gives, and tools."""
         sides = [side for side in self.sides if side in sides]
         if self._service is None or self.state != "ready" or not sides:
             return

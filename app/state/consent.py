@@ -12,8 +12,7 @@ from backend.tools.mcp_settings import ServerSettings
 
 
 class Consent:
-    """What the user has allowed: `code`, `servers` and `hosts`. `ask`, `ask_servers` and `ask_hosts` show a request and
-    return the answer, which is no without a window."""
+    """What the user has allowed. The `ask…` show a request and return the answer, which is no without a window."""
 
     def __init__(self, file: Path) -> None:
         self.ask: Callable[[Sequence[CodeToAllow]], bool] = lambda _: False
@@ -22,8 +21,7 @@ class Consent:
         self.code, self.servers, self.hosts = AllowedCode(file), AllowedServers(file), AllowedHosts(file)
 
     def obtain(self, *every: Mapping[str, Any], base: Path | None = None) -> bool:
-        """True if all user code and MCP servers of runs with these raw settings may run, after at most one question
-        about each of the two."""
+        """True if all user code and MCP servers of these raw settings may run, after one question about each."""
         missing = (each for settings in every for each in self.code.missing(settings, base))
         requests = {(each.code.path, each.rights): each for each in missing}
         if requests and not self.ask([*requests.values()]):

@@ -70,7 +70,6 @@ def entries_of(run: Run) -> list[str]:
 
 
 def _largest_score(run: Run, name: str) -> float:
-    """The largest score in the step with the highest mean, as far as its completions are on disk."""
     steps, means = run.series(f"rewards/{name}/mean")
     logged = np.isin(steps, run.index.steps()) & np.isfinite(means)
     if not logged.any():

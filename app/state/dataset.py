@@ -15,8 +15,7 @@ from backend.config.config import SETTINGS, keys_used_by
 from backend.config.row_settings import prompt_limit
 from backend.utils.errors import ConfigProblem
 
-ANSWER_SETTINGS = keys_used_by("rows", "row_view")
-"""Settings that every answer depends on."""
+ANSWER_SETTINGS = keys_used_by("rows", "row_view")  # settings that every answer depends on
 LIMIT_SETTINGS = keys_used_by("prompt_limit")
 CODE_SETTINGS = ("reward_functions_file", "reward_network", "reward_timeout")
 """Settings that answers depend on if a map function makes the rows."""
@@ -24,8 +23,7 @@ SETTLE_MS = 250
 OnAnswer = Callable[[dict[str, Any] | None], None]
 USES = {f"{use}_feature": use for use in ("prompt", "completion", "messages", "answer", "system", "type")}
 SPLITS = {"train": "Train", "valid": "Valid", "test": "Test"}
-SAMPLE_SIZE = 2000
-"""Prompts counted for the line on Train."""
+SAMPLE_SIZE = 2000  # prompts counted for the line on Train
 STATE_LINES = {
     "none": "",
     "reading": "Reading the dataset…",
@@ -130,7 +128,6 @@ class Dataset(QObject):
 
     @property
     def faults(self) -> list[ConfigProblem]:
-        """All of the dataset and its mapping."""
         of_preview = [ConfigProblem(**fault) for fault in self.preview.get("faults", ())]
         return list(dict.fromkeys([*of_preview, *self._count_faults]))
 

@@ -270,8 +270,7 @@ class Draft(QObject):
         self.problems_changed.emit()
 
     def use_defaults(self, whose: Literal["ours", "theirs"]) -> None:
-        """Give the settings that another program's file leaves out the defaults of GRPO Studio or of that program,
-        where they have not been changed since."""
+        """Give the settings that another program's file leaves out, and the user did not change, these defaults."""
         if self.translation is None:
             return
         present = values_of(self.translation)

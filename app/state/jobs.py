@@ -91,7 +91,6 @@ class Downloads(QObject):
             self._end(download, "paused")
 
     def discard(self, download: Download) -> None:
-        """Stop, and delete the incomplete files."""
         self.pause(download)
         self._downloads.pop((download.repo_type, download.id), None)
         download.state = "done"

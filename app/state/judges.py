@@ -18,8 +18,7 @@ from backend.tools.mcp_settings import is_here
 from backend.utils.errors import ConfigProblem, UserError
 
 DEFAULT_URL = "http://localhost:1234/v1"
-LOCAL = "local"
-"""`url` of a judge that the run loads itself."""
+LOCAL = "local"  # `url` of a judge that the run loads itself
 
 
 def address_of(url: str) -> str:

@@ -12,8 +12,7 @@ from backend.utils.errors import UserError
 
 NOTICE_S = 15.0
 REVIEW_MS = 150
-NOTICE = "notice"
-"""Cause of messages about something that has happened."""
+NOTICE = "notice"  # cause of messages about something that has happened
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from backend.utils.documents import YAML_LIMIT
 from backend.utils.errors import UserError
 from backend.utils.files import read_text, user_path
 
-OWN = keys_used_by("task")
-"""Settings of the user's task, which a preset may not change."""
+OWN = keys_used_by("task")  # settings of the user's task, which a preset may not change
 REPLACES = "Replaces: everything"  # third line of a preset that is a complete task
 BRINGS = "Brings: dataset and rewards"  # third line of a preset of a public dataset
 BROUGHT = {*DATASET_KEYS, "valid_data", "test_data", "reward_functions", "reward_weights", "reward_functions_file"}
@@ -87,10 +86,7 @@ def preset(file: Path) -> Preset:
 
 
 def use_data(draft: Draft, name: str) -> str:
-    """Set the dataset to this file, folder or Hub id, with the columns that can be guessed; returns what was done.
-
-    The demo, or a form without a model, is replaced by a preset for a quick first run.
-    """
+    """Set dataset and likely columns; a demo or a form without a model becomes a quick preset. → what was done."""
     from backend.config.first_choices import SYSTEM_PROMPT, model_to_begin_with
     from backend.data.dataset_columns import columns_of, guessed
     from backend.models.suggested_models import suggested

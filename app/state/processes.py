@@ -20,8 +20,7 @@ OnAnswer = Callable[[Any], None]
 OnRefused = Callable[[list[ConfigProblem]], None]
 OnProgress = Callable[[dict[str, Any]], None]
 
-CANCEL_MS, CLOSE_MS = 3000, 1500
-"""Grace of a cancelled verb and of a closed service before they are killed."""
+CANCEL_MS, CLOSE_MS = 3000, 1500  # grace of a cancelled verb and of a closed service before they are killed
 MAX_DEATHS = 2  # in a row, after which a service starts no more processes
 STDERR_TAIL = 2000  # characters of stderr for the error message
 
@@ -119,8 +118,6 @@ class ChildProcess(QObject):
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
-    """How a verb ended."""
-
     ok: bool
     sentence: str  # its last line, or why there is none
     output: str

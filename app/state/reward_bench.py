@@ -29,8 +29,7 @@ def reward_file(settings: Mapping[str, Any]) -> Path | None:
 
 
 def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> dict[str, Any] | None:
-    """What the question `reward_cases` needs to keep a completion with these scores, beside it and its group; None if
-    no function of a reward file gave one."""
+    """Arguments of `reward_cases` for a completion with these scores; None if no function of a reward file gave one."""
     file = reward_file(settings)
     if file is None or not scores:
         return None
@@ -47,8 +46,7 @@ def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> 
     return {"do": "keep", "file": str(file), "expected": expected, "calls": calls} if expected else None
 
 
-MAX_ROWS = 1000
-"""Most rows that can be sampled in one request."""
+MAX_ROWS = 1000  # most rows that can be sampled in one request
 SETTLE_MS = 300
 SCORING_SETTINGS = keys_used_by("scoring")
 DECLINED = "The code was not allowed to run, so nothing was scored."
@@ -120,7 +118,6 @@ class RewardBench(QObject):
         self._ask(question, activity, on_answer, **arguments)
 
     def score(self) -> None:
-        """Score the completions, after asking for missing consent."""
         if not self.groups:
             return
         if not self.consent.obtain(self.draft.values()):

@@ -30,15 +30,11 @@ from backend.utils.files import last_lines, read_regular
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, while there is more to read."""
-NEWS_MS, NEWS_BEHIND_MS = 500, 2000
-"""Least time between two `changed`, at the end of the event log and before it."""
-SLICE = 256 << 10
-"""Bytes of event log parsed in one go: about 2 ms."""
-BUDGET_S, INDEX_BUDGET_S = 0.02, 0.008
-"""Seconds of a poll, and of that for the index of the completions."""
+NEWS_MS, NEWS_BEHIND_MS = 500, 2000  # least time between two `changed`, at the end of the event log and before it
+SLICE = 256 << 10  # bytes of event log parsed in one go: about 2 ms
+BUDGET_S, INDEX_BUDGET_S = 0.02, 0.008  # seconds of a poll, and of that for the index of the completions
 SILENT_MIN = 5
-ANSWER_S = 5.0
-"""How long a request for control stands: a window that does not answer by then hangs."""
+ANSWER_S = 5.0  # how long a request for control stands: a window that does not answer by then hangs
 
 
 def reward_entries(config: Mapping[str, Any]) -> list[str]:

@@ -17,10 +17,8 @@ from backend.runs.metric_names import MEASURES
 from backend.runs.run_folder import RunFolder
 
 AXES = {"step": "Step", "tokens": "Tokens", "time": "Time"}
-POINTS = 2000
-"""Points of a curve over tokens or time."""
-SEARCHED_STEPS = 100
-"""Newest common steps that are searched for a prompt of both."""
+POINTS = 2000  # points of a curve over tokens or time
+SEARCHED_STEPS = 100  # newest common steps that are searched for a prompt of both
 
 
 @dataclass(frozen=True, slots=True)

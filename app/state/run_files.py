@@ -20,14 +20,12 @@ from backend.utils.text import as_in_a_terminal, quote
 
 LOG_TAIL = 64 << 10
 LAST_WORDS = 200
-DISK = "disk: "
-"""Begins the last line of a log if the disk took no more of the event log."""
+DISK = "disk: "  # begins the last line of a log if the disk took no more of the event log
 NOT_FOLLOWED = "It goes on at Hugging Face, or has ended there. Log and adapter are fetched once it is followed."
 STEERED_STATES = ("running", "paused")
 _SETTING = re.compile(r"^[a-z_]+: ")
 _LINE = re.compile(r"line (\d+)")
-_ROUTINE = re.compile(r"step \d+  |BLAS is |.+(…|/s\.)$")
-"""Lines that every run prints."""
+_ROUTINE = re.compile(r"step \d+  |BLAS is |.+(…|/s\.)$")  # lines that every run prints
 
 
 def newest_checkpoint(folder: RunFolder) -> int | None:

@@ -32,8 +32,7 @@ SLICE_S = 0.010
 CHANGING = ("starting", "running", "queued")
 CACHE_FORMAT = [[field.name for field in fields(part)] for part in (RunRecord, Summary, RunNotes)]
 POLL_MS = 1000
-LAUNCH_S = 15.0
-"""Grace of a queue runner from its start to its lock: it imports first."""
+LAUNCH_S = 15.0  # grace of a queue runner from its start to its lock: it imports first
 
 
 def read_named(run: RunFolder) -> RunRecord:

@@ -20,8 +20,7 @@ from backend.runs.archive import WorkClock
 from backend.runs.events import ENDINGS, KINDS, Event, is_step
 from backend.runs.metric_names import MEASURES, measure_of
 
-MOST_METRICS = 500
-"""Metrics of a run that are read: 64 machines and 50 reward functions have fewer."""
+MOST_METRICS = 500  # metrics of a run that are read: 64 machines and 50 reward functions have fewer
 
 
 class Series:
@@ -89,8 +88,7 @@ PHASE_WORDS = {
     "waiting": "waiting for its turn in the sweep",
 }
 
-RATE_WINDOW = 50
-"""Steps that the time left is estimated from."""
+RATE_WINDOW = 50  # steps that the time left is estimated from
 KEPT = 200
 NEEDED = {
     **dict.fromkeys(("step", "eval"), ("step", "metrics")),

@@ -29,8 +29,7 @@ from backend.runs.sweep_results import (
 from backend.utils.command import backend_command
 
 EVERY_MS = 1000
-STARTING_CHECKS = 30
-"""Times in a row that a new sweep may be without its process: it imports first."""
+STARTING_CHECKS = 30  # times in a row that a new sweep may be without its process: it imports first
 RESUMABLE = ("stopped", "failed", INTERRUPTED)
 
 

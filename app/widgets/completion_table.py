@@ -29,10 +29,8 @@ from backend.runs.completion_rows import (
 from backend.utils.text import visible
 
 ROLE = Qt.ItemDataRole
-BAR_ROLE = ROLE.UserRole
-"""Item role: (length −1 to 1, colour) of the bar under a score."""
-STOP_LABELS = {"eos": "ended", "string": "stop text", "length": "cut off"}
-"""Stop reason of a completion → its label."""
+BAR_ROLE = ROLE.UserRole  # item role: (length −1 to 1, colour) of the bar under a score
+STOP_LABELS = {"eos": "ended", "string": "stop text", "length": "cut off"}  # stop reason of a completion → its label
 PREVIEW_CHARS, HEADER_CHARS, TIP_CHARS = 400, 14, 80
 MIN_FIGURE_WIDTH, MAX_FIGURE_WIDTH, MIN_TEXT_WIDTH, LOGGED_TEXT_WIDTH, DOT_WIDTH = 64, 124, 176, 112, 18
 

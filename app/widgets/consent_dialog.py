@@ -41,8 +41,7 @@ LISTENS = (
 
 
 RUN, CONNECT = ("Allow and Run", "Do Not Run"), ("Allow and Connect", "Do Not Connect")
-Facts = list[tuple[str, str, str]]
-"""Name, text, and the text's role, such as "problem"."""
+Facts = list[tuple[str, str, str]]  # name, text, and the text's role, such as "problem"
 
 
 class AllowDialog(QDialog):

@@ -31,8 +31,7 @@ from backend.utils.errors import UserError
 from backend.utils.files import exists
 from backend.utils.places import lm_studio_models
 
-HELD_OUT_PROMPTS = 32
-"""Prompts on which rewards are compared: enough to see a model that lost what it learned."""
+HELD_OUT_PROMPTS = 32  # prompts on which rewards are compared: enough to see a model that lost what it learned
 LM_STUDIO_LINK = "lmstudio://"
 """Brings LM Studio to the front, where the model is under My Models: no documented link names a model on this disk."""
 README_HINT = "Its README.md says how to run it on one machine, on several GPUs, and as a job of Hugging Face."
@@ -249,7 +248,6 @@ class ExportPanel(VerbDialog):
         self.show_run(str(run.path))
 
     def show_run(self, path: str) -> None:
-        """Export this run instead."""
         clear_layout(self._holder)
         self.run = RunFolder(Path(path))
         self.setWindowTitle(f"Export {self.run.name}")

@@ -29,8 +29,7 @@ from backend.utils.errors import UserError
 SETTING = "reward_functions"
 NAME, TEXT, CHOICES, WEIGHT = range(4)
 TRIED = 4
-LINES_HEIGHT = 40
-"""Height of a row of two lines, in pixels."""
+LINES_HEIGHT = 40  # height of a row of two lines, in pixels
 NEEDS = {
     "name": "needs a name, in one line and without quotation marks",
     "weight": "needs a weight above 0",

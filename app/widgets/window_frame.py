@@ -20,8 +20,7 @@ from app.widgets.basic.number_format import duration, figure
 from app.widgets.basic.tables import RIGHT
 from app.widgets.run_header import STATES
 
-WIDE, NARROW, ROW, CORNER = 176, 56, 34, 6
-"""Sidebar: its widths, the height of a row, and the radius of its corners."""
+WIDE, NARROW, ROW, CORNER = 176, 56, 34, 6  # sidebar: its widths, the height of a row, and the radius of its corners
 MARGIN = 12
 
 

@@ -1,5 +1,4 @@
-"""Column names of a dataset file, from its first bytes, and guesses of their roles. Not of parquet files and the
-Hub."""
+"""Column names from a dataset file's first bytes, and guesses of their roles. Not of parquet files and the Hub."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ from backend.utils.machine import machine_bytes
 from backend.utils.text import quote
 
 Row = dict[str, Any]
-Rows = Sequence[Row]
-"""Rows of a split: a list or lazy rows. Readers index single rows or iterate once in order."""
+Rows = Sequence[Row]  # rows of a split: a list or lazy rows. Readers index single rows or iterate once in order.
 
 PATH = 70  # characters of a path in a message
 BATCH_ROWS, UNPACKED_BYTES = 256, 64 * 2**20  # parquet rows to unpack at once, and their approximate maximum bytes
@@ -62,7 +61,6 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn every error of reading a file into a UserError."""
     try:
         yield
     except UserError:
@@ -107,8 +105,7 @@ def read_file(path: Path) -> list[Row]:
 
 
 def read_head(path: Path) -> tuple[list[Row], int] | None:
-    """(first rows of a large file, its approximate row count); None for a small one or one that is only read whole.
-    Raises UserError."""
+    """(first rows of a large file, approximate count); None for a small or unsplittable one. Raises UserError."""
     kind, head, read = path.suffix.lower(), list[Row](), 0
     with _explained(path):
         size = path.stat().st_size
@@ -206,7 +203,6 @@ class _TextRows(LazyRows):
 
     @property
     def end(self) -> int:
-        """Offset after the last row."""
         return self._starts[-1]
 
     def __len__(self) -> int:
@@ -237,11 +233,9 @@ class _TextRows(LazyRows):
         return about.st_mtime_ns, about.st_size
 
     def _index(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[int]:
-        """The offset of each row."""
         raise NotImplementedError
 
     def _parsed(self, text: str, index: int) -> Row:
-        """Parse the row at the beginning of `text`."""
         raise NotImplementedError
 
 
@@ -315,8 +309,7 @@ def _lines_with_places(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 class ParquetRows(LazyRows):
-    """Rows of a parquet file, one batch in memory at a time. Reading a row starts at its row group's beginning; the
-    Hub's groups are small."""
+    """One batch in memory at a time. Reading a row starts at its row group's beginning; the Hub's are small."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet

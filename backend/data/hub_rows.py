@@ -1,5 +1,4 @@
-"""Load a Hugging Face dataset with `datasets`, only from its own repository, without decoding media; from the cache if
-the Hub cannot be reached."""
+"""Load a Hugging Face dataset from its own repository only, media undecoded; from the cache if the Hub is away."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def own_addresses_only() -> Iterator[None]:
 
 
 def load(repo_id: str, config_name: str | None, setting: str) -> Any:
-    """Undecoded splits of a dataset id as a `datasets.DatasetDict`. Raises UserError if it is unavailable or refers to
-    foreign files, and any error of `datasets`."""
+    """A `datasets.DatasetDict`, undecoded. Raises UserError for foreign files, and any error of `datasets`."""
     if not sys.stderr.isatty():  # a log would hold every state of a bar
         datasets.disable_progress_bars()
         disable_progress_bars()

@@ -23,8 +23,7 @@ from backend.vision.pictures import picture_size
 
 
 def with_paths(row: Row, source: str, where: str) -> Row:
-    """The row with every image as the path of a checked picture. `source`: the file of the rows, or a Hub split's name.
-    Raises UserError naming row and column."""
+    """Every image as the path of a checked picture. `source`: file or Hub split. Raises UserError naming the place."""
     chats = [name for name, cell in row.items() if isinstance(cell, list) and any(map(_parts_of, cell))]
     columns = [name for name in IMAGES if row.get(name) not in (None, "", [])]
     if not chats and not columns:
@@ -49,8 +48,7 @@ def with_paths(row: Row, source: str, where: str) -> Row:
 
 
 def placed(messages: list[dict[str, Any]], row: Row, where: str) -> list[dict[str, Any]]:
-    """The chat with the images of the row's columns in its empty image parts, or else before the user's first text.
-    Raises UserError."""
+    """The row's images in the chat's empty image parts, or before the user's first text. Raises UserError."""
     cells, parts = [row[name] for name in IMAGES if row.get(name)], image_parts(messages)
     if not cells and not parts:
         return messages
@@ -81,7 +79,6 @@ def _parts_of(message: Any) -> list[Any]:
 
 
 def _path(cell: Any, source: str, place: str) -> str:
-    """The path of one image, which is checked."""
     if hasattr(cell, "convert"):  # of PIL
         cell.convert("RGB").save(stream := io.BytesIO(), "PNG")
         cell = stream.getvalue()

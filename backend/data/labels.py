@@ -1,5 +1,4 @@
-"""Labelled rows for supervised fine-tuning: a prompt and its completion, or a chat whose assistant's turns are
-imitated. Rows longer than Max Seq are cut at the end."""
+"""Labelled rows for SFT: prompt and completion, or a chat whose assistant is imitated. Max Seq cuts them at the end."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def labelled_chat(row: Row, prompt_format: PromptFormat, where: str) -> tuple[Messages, int]:
-    """(whole chat up to the last turn to imitate, index of the first message that may be imitated). Raises UserError
-    naming row and column."""
+    """(chat up to the last turn to imitate, index of the first message to imitate). Raises UserError."""
     completion, before = row.get(prompt_format.completion_column), list[dict[str, Any]]()
     if completion is not None:
         setting, column = "completion_feature", prompt_format.completion_column
@@ -139,8 +137,7 @@ def tokenized(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: s
 
 
 def with_label(problem: Problem, tokenizer: Any, prompt_format: PromptFormat, most: int) -> Problem:
-    """A prompt that is sampled from, with its row's label, which is cut after `most` tokens as a completion is. Raises
-    UserError for a row without one."""
+    """A prompt that is sampled from, with its row's label, cut after `most` tokens. Raises UserError without one."""
     row = {**problem.row, prompt_format.prompt_column: problem.messages}
     with tokenizer_lock:
         _, start, label, _ = label_of(row, tokenizer, prompt_format, f"row {problem.index + 1}")
@@ -163,8 +160,7 @@ def labelled_group(problem: Problem) -> Group:
 
 
 class LabelledRows(TokenizedPrompts):
-    """Rows of one split as problems with a label; None where nothing to imitate is left within Max Seq. The lengths are
-    those of whole rows."""
+    """Rows as problems with a label; None where nothing to imitate fits Max Seq. Lengths are of whole rows."""
 
     read = staticmethod(whole_chat)
     last_turns = 0  # rows of several turns so far of which only the last is imitated
@@ -191,8 +187,7 @@ class LabelledRows(TokenizedPrompts):
 
 
 def check_labels(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
-    """Raise UserError for rows without a label or an invalid one, or where no row has something to imitate within Max
-    Seq."""
+    """Raise UserError for a missing or invalid label, or where no row has something to imitate within Max Seq."""
     columns = prompt_format.completion_column, prompt_format.messages_column
     without = [index for index, row in enumerate(rows, 1) if all(row.get(name) in (None, "", []) for name in columns)]
     if without:

@@ -61,8 +61,7 @@ class PassRates:
         return strength * self._prior + self.passes_N[rows], strength * (1 - self._prior) + self.failures_N[rows]
 
     def order(self, count: int, position: int) -> Iterator[int]:
-        """Rows for `count` prompts at a position of the run, best first, without end: some may not fit. None twice in
-        a step, while there are others."""
+        """Rows for `count` prompts, best first, without end: some may not fit. None twice if there are others."""
         generator, rows = np.random.default_rng([self.seed, position]), len(self.passes_N)
         uniform = int(self.uniform_share * count + generator.random())
         most, known = min(CANDIDATES * count, rows), np.flatnonzero(self.passes_N + self.failures_N)

@@ -1,5 +1,4 @@
-"""Data of the Dataset page: splits, columns and likely roles, gaps, a row's prompt, lengths. Shows what training reads,
-and downloads nothing."""
+"""Data of the Dataset page: what training reads, without downloads."""
 
 from __future__ import annotations
 
@@ -268,8 +267,7 @@ def _tokenizer_files(config: Config) -> Path:
 def preview_problem(
     index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str
 ) -> tuple[Problem, int]:
-    """(problem of a row with its prompt uncut, token count). It has no tokens without a tokenizer or if far too long.
-    Raises UserError for a row that training refuses."""
+    """(problem with its prompt uncut, tokens; 0 without a tokenizer or if far too long). Raises UserError."""
     where = row_name(index, source)
     row = with_paths(row, source, where)
     messages = (whole_chat if prompt_format.labelled else messages_of)(row, prompt_format, where)

@@ -57,8 +57,7 @@ def apply_chat_template(messages: Messages, tokenizer: Any, variables: Mapping[s
 def tokenize_if_fits(
     messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str, most: int | None
 ) -> list[int] | TooLong:
-    """`apply_chat_template` that raises UserError naming the row `where`; not for chats certainly longer than `most`
-    tokens."""
+    """`apply_chat_template` that raises UserError naming `where`; not for chats certainly longer than `most` tokens."""
     check_unicode(messages, where)
     check_reads_images(messages, tokenizer, where)
     size = _characters(messages)
@@ -274,8 +273,7 @@ def fitting_problem(index: int, row: Row, tokenizer: Any, prompt_format: PromptF
 
 
 def with_opening(problem: Problem, text: str, tokenizer: Any, prompt_format: PromptFormat) -> Problem:
-    """The problem with `text`, from its environment's `reset`, at the end of its last user message. Raises UserError if
-    the prompt is too long then."""
+    """The problem with `text`, from `reset`, at the end of its last user message. Raises UserError if too long then."""
     messages, where = list(problem.messages), f"the prompt of row {problem.index + 1}"
     place = last_user_message(messages)
     place = -1 if place is None else place
@@ -303,8 +301,7 @@ def fitted(
 
 
 def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
-    """Raise UserError for an invalid chat, or `max_seq_length` if no prompt fits. Builds all chats, but stops
-    tokenising at the first prompt that fits."""
+    """Raise UserError for an invalid chat, or if no prompt fits. Stops tokenising at the first that fits."""
     chat_sizes(rows, prompt_format, source)
     if not any(fitting_problem(index, row, tokenizer, prompt_format, source) for index, row in enumerate(rows)):
         raise no_prompt_fits(prompt_format, "Every prompt")

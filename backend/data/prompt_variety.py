@@ -1,5 +1,4 @@
-"""Variety of a dataset's prompts: repeats, wording, and dominant answers, on a random sample of SAMPLE rows or
-MOST_WORDS words."""
+"""Variety of a dataset's prompts, on a random sample of SAMPLE rows or MOST_WORDS words."""
 
 from __future__ import annotations
 

@@ -149,7 +149,6 @@ class TokenizedPrompts(Sequence[Problem | None]):
 
     @property
     def too_long(self) -> int:
-        """Tokenised rows that do not fit."""
         return sum(length > self.max_tokens for length in self._lengths)
 
     @property

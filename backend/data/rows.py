@@ -162,8 +162,6 @@ def applied(rows: Rows, steps: RowSteps, where: Where, source: str) -> Iterator[
 
 
 class PickedRows(LazyRows):
-    """A selection of other rows by number."""
-
     def __init__(self, rows: Rows, numbers: Sequence[int]) -> None:
         super().__init__()
         self._rows, self._numbers = rows, array(INDEX, numbers)
@@ -183,8 +181,6 @@ class PickedRows(LazyRows):
 
 
 class SteppedRows(LazyRows):
-    """Lazy rows with the steps applied at access."""
-
     def __init__(self, rows: Rows, steps: RowSteps, where: Where, source: str) -> None:
         """Passes over `source` once. Raises UserError naming the first refused row."""
         self._rows, self._steps, self._where, self._source = rows, steps, where, source
@@ -242,8 +238,6 @@ class Reading:
 
 
 class HubRows(LazyRows):
-    """Memory-mapped rows of a Hub split."""
-
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset.column_names)
         self._dataset = dataset
@@ -352,8 +346,7 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
 
 
 def own_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
-    """Splits of the run's own dataset; empty rows where only an environment writes prompts. Raises UserError if train
-    or a named split is missing."""
+    """Without data, empty rows for an environment. Raises UserError if train or a named split is missing."""
     if not config.data.strip() and isinstance(config.environment, str):
         return {"train": Found([{} for _ in range(config.prompts_per_step)], config.environment)}
 

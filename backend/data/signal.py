@@ -1,5 +1,4 @@
-"""The chance that a group of completions has a signal: both passes and failures. Pure Python, for callers that start
-without numpy."""
+"""The chance that a group has both passes and failures. Pure Python, for callers that start without numpy."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def passes(reward: float, solved_from: float, lowest: float, highest: float) -> 
 
 
 def expected_signal(groups: Sequence[Sequence[float]], group_size: int, solved_from: float) -> float:
-    """Share of groups of `group_size` with a signal that is to be expected over prompts like these, from the rewards of
-    a few completions of each."""
+    """Expected share of groups with a signal over prompts like these, from rewards of a few completions of each."""
     every = [reward for rewards in groups for reward in rewards]
     limits = solved_from, min(every), max(every)
     counts = [(sum(passes(reward, *limits) for reward in rewards), len(rewards)) for rewards in groups]

@@ -1,7 +1,4 @@
-"""Export a run, its end or a checkpoint, and compare the result with the trained model.
-
-The path of an export: check the target, compute reference logits, write the model, verify it, move it into place.
-"""
+"""Export a run: check the target, compute reference logits, write the model, verify it, move it into place."""
 
 from __future__ import annotations
 
@@ -95,8 +92,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutDifference:
-    """Mean held-out rewards before and after the export, one completion per prompt. `error` is the standard error of
-    the mean difference; None for one prompt."""
+    """Mean held-out rewards, one completion per prompt. `error`: standard error of the difference, or None."""
 
     split: str
     prompts: int
@@ -150,8 +146,7 @@ class ExportedModel:
 
 
 def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> ExportedModel:
-    """Export a run's weights; on any error an existing model stays. Raises UserError for problems with settings,
-    target, disk or model; RuntimeError if the written model differs."""
+    """Export a run's weights; on any error an old model stays. Raises UserError, RuntimeError if the result differs."""
     format_ = format_named(export.format)
     target_for(export.to, format_)
     destination = destination_of(run, export.to, export.name, export.folder, export.overwrite)
@@ -217,8 +212,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
 
 
 def fuse_run(run: RunFolder) -> Path:
-    """Write the full-precision model into the run's fused/. Free the policy first, or its arrays are in memory twice.
-    Raises as `export_run`."""
+    """Write the full model into fused/. Free the policy first, or its arrays are in memory twice. As `export_run`."""
     return export_run(run, Export("folder", run.name, overwrite=True)).path
 
 
@@ -248,8 +242,7 @@ def _tolerance(trained: TrainedWeights, format_: ExportFormat) -> float | None:
 def write_in_format(
     trained: TrainedWeights, format_: ExportFormat, original: OriginalFiles | None, to: Path, progress: Progress
 ) -> tuple[tuple[str, ...], OpenModel]:
-    """Write trained weights into a new folder. → (what the user should know, a function that opens what was written).
-    Raises UserError if the format cannot represent them."""
+    """→ (what the user should know, a function that opens what was written). Raises UserError for the format."""
     merging = "Merging the adapters and writing the model." if trained.adapters else "Writing the model."
     doing = "Writing the adapter." if format_.kind == "adapter" else merging
     progress(doing, None if format_.kind == "adapter" else 0.0)
@@ -348,8 +341,7 @@ def run_samples(run: RunFolder, config: Config) -> list[AnsweredPrompt]:
 
 
 class HeldOutComparison:
-    """Compares held-out rewards before and after the export, with the same prompts and random numbers. Create it before
-    the export; call `compare` once the model is written."""
+    """Compares held-out rewards with the same prompts and random numbers. Make it before the export."""
 
     def __init__(self, config: Config, inputs: RunInputs, count: int) -> None:
         if count < 1:

@@ -36,8 +36,7 @@ from backend.utils.places import lm_studio_home, lm_studio_models
 Kind = Literal["adapter", "model", "gguf"]  # adapter files, a complete model folder, or a single file
 
 
-Progress = Callable[..., None]
-"""Receives a message per stage, and the fraction done if known."""
+Progress = Callable[..., None]  # receives a message per stage, and the fraction done if known
 
 
 def silent(sentence: str, done: float | None = None) -> None:
@@ -97,8 +96,7 @@ def target_for(key: str, format_: ExportFormat) -> ExportTarget:
 
 
 def exported_bytes(base: Path, format_: ExportFormat, quantization: str = "none") -> int | None:
-    """Estimate the bytes of a complete model; None if the sizes of `base` are unknown. `quantization` is the run's
-    setting."""
+    """Bytes of a complete model, None if the sizes of `base` are unknown. `quantization`: the run's setting."""
     shape = shape_of(base)
     if shape is None or not shape.exact:
         return None

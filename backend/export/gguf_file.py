@@ -103,8 +103,7 @@ class GgufFamily:
         return name
 
     def laid_out(self, original: str, array: np.ndarray, *, undo: bool = False) -> np.ndarray:
-        """Permute a tensor's rows to llama.cpp's order, or back. llama.cpp's Llama rotates neighbouring numbers of a
-        head, transformers the two halves."""
+        """Rows in llama.cpp's order, or back: its Llama rotates neighbouring numbers of a head, not the two halves."""
         is_query = ".q_proj." in original
         if self.architecture != gguf.MODEL_ARCH.LLAMA or not (is_query or ".k_proj." in original):
             return array
@@ -277,8 +276,7 @@ Render = Callable[[list[Message]], str]
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """Text around messages. `opening`, or the two texts `around_system`; then each user text and `after_user`, each
-    answer and `after_answer`."""
+    """Text around messages: `opening` or the two `around_system`, then after each user text and answer."""
 
     opening: str
     around_system: tuple[str, str] | None  # none if the template refuses a system message

@@ -121,8 +121,6 @@ def xet_progress(heard: Callable[[int], None]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """Page and commit of a finished upload."""
-
     url: str
     commit: str
 
@@ -139,8 +137,7 @@ def files_of(folder: Path) -> list[Path]:
 def upload(
     repo: str, folder: Path, token: str, progress: ByteProgress, *, private: bool = True, overwrite: bool = False
 ) -> Uploaded:
-    """Upload a folder in one commit. Raises UserError for network, Hub and account errors, another visibility, or other
-    content without `overwrite`."""
+    """Upload a folder in one commit. Raises UserError, also for other content without `overwrite`."""
     disable_progress_bars()
     api = HfApi(token=token)
     ours = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}

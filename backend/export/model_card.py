@@ -79,8 +79,7 @@ class CardFacts:
     step: int | None  # step of these weights
     changes: list[Change]  # changed settings up to that step, without local paths
     steps_before: int | None  # steps of the run that this one continued; None if it began with the base
-    rewards: dict[str, list[RewardEnds]]
-    """By stage; "" for a run without stages. The last of each is the weighted sum."""
+    rewards: dict[str, list[RewardEnds]]  # by stage; "" for a run without stages. The last of each is the weighted sum.
     curves: dict[str, Curve]
     evaluation: Evaluation | None
     samples: list[CardSample]
@@ -103,8 +102,7 @@ def is_hub_id(name: str) -> bool:
 def read_facts(
     run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: str, original: str | None = None
 ) -> CardFacts:
-    """Read a run's facts. Raises UserError. `checkpoint` as in an export; `original` is the model whose weights are
-    exported, if not the run's own."""
+    """Raises UserError. `original`: the model whose weights are exported, if not the run's own."""
     events = list(read_events(run.events))
     steps = [event for event in events if event["kind"] == "step"]
     started = next((event for event in reversed(events) if event["kind"] == "started"), {})

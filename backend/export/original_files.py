@@ -71,8 +71,7 @@ class OriginalFiles:
 
 
 def find_original(base: Path, name: str, fetch: Fetch | None = None) -> OriginalFiles:
-    """Original weights of the model in `base`: its own files, or those that its card names. `fetch` downloads them.
-    Raises UserError if they are unknown, missing, or of unsupported types."""
+    """The model's own files, or those that its card names; `fetch` downloads them. Raises UserError."""
     folder, called = base, name
     for _ in range(FURTHEST):
         if not _is_converted(folder):
@@ -90,8 +89,7 @@ def find_original(base: Path, name: str, fetch: Fetch | None = None) -> Original
 
 
 def converted_from(base: Path, name: str) -> tuple[str | None, int]:
-    """(repository that an mlx model was converted from, or None; bits of packed weights, 0 for floats). Follows cards
-    on this disk only. Raises UserError if the card names no repository."""
+    """(repository that it was converted from, by cards on this disk, or None; bits, 0 for floats). Raises UserError."""
     folder: Path | None = base
     called, tries = name, FURTHEST
     while folder is not None and _is_converted(folder) and tries:

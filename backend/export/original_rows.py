@@ -49,8 +49,7 @@ class RowRun:
         return slice(self.original_start, self.original_start + self.count)
 
 
-Trace = dict[str, list[RowRun]]
-"""By mlx-lm array name. Arrays with computed values or mixed rows are missing."""
+Trace = dict[str, list[RowRun]]  # by mlx-lm array name. Arrays with computed values or mixed rows are missing.
 
 
 def trace(original: OriginalFiles) -> Trace:
@@ -139,8 +138,7 @@ def _runs(
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Adapter of a weight [R, in]: scale · b a. `a` [E, r, in] for E experts of R/E rows (E = 1 otherwise); `b` [R, r];
-    DoRA's `magnitude` [R]."""
+    """scale · b a: `a` [E, r, in], E = 1 without experts of R/E rows each; `b` [R, r]; DoRA's `magnitude` [R]."""
 
     a: mx.array
     b: mx.array
@@ -208,8 +206,7 @@ def _low_rank(name: str, module: nn.Module) -> LowRank:
 
 
 def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, done: Done) -> None:
-    """Write the merged original files into a new folder, one tensor in memory at a time. Raises UserError if a trained
-    array has no counterpart."""
+    """Write the merged files into a new folder. Raises UserError if a trained array has no counterpart."""
     arrays = merged_arrays(trained, original)
     written = counter(sum(array.nbytes for array in arrays.values()), done)
     to.mkdir(parents=True)

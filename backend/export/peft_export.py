@@ -104,8 +104,7 @@ def _layer(runs: list[RowRun], adapters: Mapping[str, LowRank], shape: tuple[int
 
 
 def _config(base: str, layers: Mapping[str, LowRank], about: Mapping[str, Any]) -> dict[str, Any]:
-    """peft's adapter_config.json; `about` is mlx-lm's. alpha is scale · rank, with rsLoRA scale · √rank. Full layer
-    names keep other layers out."""
+    """`about` is mlx-lm's. alpha is scale · rank, with rsLoRA scale · √rank. Full layer names keep others out."""
     ranks = {name: layer.rank for name, layer in layers.items()}
     usual = min(ranks.values())
     others = {name: rank for name, rank in ranks.items() if rank != usual}

@@ -28,8 +28,7 @@ OURS = ("README.md", "training.yaml", "adapter_config.json", "config.json")
 
 
 def public_name(name: str) -> str:
-    """A model or dataset name without its local path. Keeps a Hub id, also from a cache path; otherwise the last part,
-    with its parent if that is generic."""
+    """A name without its local path: a Hub id, also from a cache path, or the last part, or two if generic."""
     if not _is_path(name):
         return name
     path = PurePosixPath(name)

@@ -70,8 +70,7 @@ class PreparedUpload:
 
 
 def prepare_upload(run: RunFolder, repo_id: str, export: Export, progress: Progress = silent) -> PreparedUpload:
-    """Prepare the upload folder, or reuse one made from the same weights and evaluations. Contacts the Hub only for the
-    base model's licence. Raises as `export_run`, and UserError for a bad name or a leak."""
+    """Prepare the folder, or reuse it. Asks the Hub for the licence only. Raises as `export_run`, and for a leak."""
     with hub_errors(repo_id or "Nothing", setting="repo"):
         validate_repo_id(repo_id)
         if repo_id.count("/") != 1:

@@ -1,7 +1,4 @@
-"""Trained weights on disk, opened lazily.
-
-mlx reads an array when it is evaluated, so each pass opens the model again and frees arrays as it goes.
-"""
+"""Trained weights on disk. Arrays are read when evaluated: each pass opens the model again, and frees them."""
 
 from __future__ import annotations
 

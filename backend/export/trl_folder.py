@@ -1,7 +1,4 @@
-"""Export a run's settings as a folder that trains with TRL on CUDA, without GRPO Studio.
-
-It has scripts, settings, rows, reward functions with our modules, the model, and a README on the differences.
-"""
+"""Export a run's settings as a folder that trains with TRL on CUDA, without GRPO Studio."""
 
 from __future__ import annotations
 
@@ -92,7 +89,6 @@ class TrlFolder:
     by_files: dict[str, str]
 
     def sentences(self) -> list[str]:
-        """Messages about what is not carried over."""
         return [f"Not carried over: {left.line}." for left in self.left_out]
 
     def to_dict(self) -> dict[str, Any]:
@@ -203,8 +199,7 @@ def _left_out(model: TrlModel, scorers: Sequence[TrlModel], settings: TrlSetting
 
 
 def with_models_first(config: Config) -> tuple[Config, list[LeftOut]]:
-    """Settings with the reward models before the functions, as `trl grpo` has them, and what is left out: judges.
-    Raises UserError where nothing else scores."""
+    """(settings, reward models first as `trl grpo` has them; judges, left out). Raises UserError if none is left."""
     named, file, weights = config.reward_functions, config.reward_functions_file, config.reward_weights
     models = model_entries(named, locate_reward_file(file) if file else None)
     calls = [reward_call(entry, REWARD_REGISTRY) for entry in named]
@@ -237,8 +232,7 @@ def reward_models(config: Config) -> list[TrlModel]:
 
 
 def trl_model(config: Config) -> TrlModel:
-    """The Hub id, the original of an MLX conversion, or a folder copy. Raises UserError for a packed model whose card
-    does not name its original."""
+    """A Hub id, an MLX conversion's original, or a folder copy. Raises UserError where a card names no original."""
     folder = local_folder(config.model)
     if folder is None:
         return TrlModel(config.model)
@@ -257,8 +251,7 @@ def trl_model(config: Config) -> TrlModel:
 
 
 def write_rows(config: Config, folder: Path, tell: Tell) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(row sources by split, evaluation sets with their settings). Writes local rows below `folder`. Raises UserError
-    for unreadable rows."""
+    """(row sources by split, evaluation sets with their settings), local rows below `folder`. Raises UserError."""
     reading, rows = Reading(streamed=config.streaming), dict[str, Any]()
     if not config.data.strip() or is_local(config.data):  # without data, rows of an environment
         rows = {split: _copied(found, split, folder, tell) for split, found in own_splits(config, reading).items()}
@@ -372,8 +365,7 @@ def reward_names(config: Config) -> dict[str, str]:
 
 
 def copy_user_files(config: Config, scorers: Sequence[TrlModel], folder: Path) -> Config:
-    """Copy code of the user with its local imports, and the tokenizer; returns settings with new paths, and
-    `scorers`."""
+    """Copy the user's code and tokenizer; returns settings with new paths, and `scorers`."""
     homes: dict[Path, str] = {}
     for path in code_files(config.model_dump()):
         home = homes.setdefault(path.parent, USER_CODE + (f"_{len(homes) + 1}" if homes else ""))

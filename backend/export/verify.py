@@ -35,8 +35,6 @@ class NotFiniteError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPrompt:
-    """A prompt of the run with an answer."""
-
     messages: list[dict[str, Any]]
     answer: str
     template_variables: Mapping[str, Any] = field(default_factory=dict)
@@ -119,8 +117,7 @@ def tokenize_samples(tokenizer: Any, samples: list[AnsweredPrompt]) -> list[Toke
 
 
 def verify_folder(folder: Path, tokenizer: Any, reference: Reference, open_: OpenModel) -> Verification:
-    """Compare the complete model in `folder`, read with `tokenizer`, with the reference. Raises RuntimeError if files,
-    tokenizer or logits differ beyond rounding."""
+    """`compare`, after files and tokenizer. Raises RuntimeError if they or the logits differ beyond rounding."""
     if broken := lm_studio_rules.faults(folder):
         raise RuntimeError(f"{folder} is not a model that LM Studio opens. {broken[0]}")
     if tokenize_samples(tokenizer, reference.samples) != reference.tokens:
@@ -129,8 +126,7 @@ def verify_folder(folder: Path, tokenizer: Any, reference: Reference, open_: Ope
 
 
 def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verification:
-    """Compare the model in `folder` with the reference. Raises RuntimeError beyond its tolerance, NotFiniteError for
-    logits that are not finite."""
+    """Raises RuntimeError beyond the reference's tolerance, NotFiniteError for logits that are not finite."""
     typical: list[mx.array] = []
     largest, same, nats, squares = 0.0, 0.0, 0.0, 0.0
     written = answer_logits(open_, reference.tokens)

@@ -1,7 +1,4 @@
-"""The part of a vision model that reads images, which an export writes beside the trained text model.
-
-mlx-vlm opens the base, so the result has its names, and it and LM Studio open it.
-"""
+"""The part of a vision model that reads images, opened by mlx-vlm; an export writes it beside the text model."""
 
 from __future__ import annotations
 

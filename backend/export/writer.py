@@ -1,7 +1,4 @@
-"""Write a model with adapters merged and weights cast or quantised, one lazy array at a time.
-
-Merges in float32 and rounds once; quantised layers are unpacked in float32 first.
-"""
+"""Write a model, adapters merged in float32 and rounded once, cast or quantised, one lazy array at a time."""
 
 from __future__ import annotations
 
@@ -44,8 +41,7 @@ Done = Callable[[float], None]  # receives the fraction written
 
 
 def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -> tuple[nn.Module, dict[str, Any]]:
-    """(model without adapters in this format, its config.json). Changes `model`. Raises UserError for a quantised layer
-    that mlx-lm cannot unpack."""
+    """(model without adapters, config.json). Changes `model`. Raises UserError for a layer that cannot be unpacked."""
     keeps_bits, dtype = format_.keeps_bits, float_type(model)
     adapted = {name for name, module in model.named_modules() if hasattr(module, "fuse")}
     changed = [
@@ -136,8 +132,7 @@ def write_model(
     done: Done = lambda share: None,
     vision: VisionPart | None = None,
 ) -> None:
-    """Write weights, with those of `vision`, config.json and tokenizer files into an empty folder. Empties the model.
-    Raises UserError as `kept_files`."""
+    """Write weights, config.json and tokenizer files. Empties the model. Raises UserError as `kept_files`."""
     to.mkdir(parents=True, exist_ok=True)
     # By default mlx-lm drops `vision_config`, which a model that keeps its vision tower needs for loading.
     keep_vision = "vision_tower" in getattr(model, "model", {}) or vision is not None or is_text_part(config)
@@ -161,8 +156,7 @@ def kept_files(base: Path) -> list[Path]:
 
 
 def write_weights(weights: dict[str, mx.array], to: Path, done: Done) -> None:
-    """Write model.safetensors, or indexed shards of mlx-lm's size. Empties `weights`. Evaluates and frees arrays one by
-    one, so a lazy model is never in memory as a whole."""
+    """Write shards of mlx-lm's size, evaluating and freeing arrays one by one. Empties `weights`."""
     total = sum(array.nbytes for array in weights.values())
     shards = mlx_lm_utils.make_shards(weights)
     weights.clear()  # from here only `shards` holds the arrays

@@ -26,8 +26,7 @@ ADAPTABLE_LAYERS = (
     *(SwitchLinear, QuantizedSwitchLinear),
 )
 """Layers that mlx-lm can attach adapters to."""
-SENTENCE = 200
-"""Characters of a message that lists names."""
+SENTENCE = 200  # characters of a message that lists names
 SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
 _WITHIN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.(.+)$")
 
@@ -35,8 +34,7 @@ _WITHIN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.(.+)$")
 def attach_adapters(
     model: nn.Module, config: AdapterSettings, note: Callable[[str], None] = lambda sentence: None
 ) -> list[str]:
-    """Freeze the base and attach adapters to its last `num_layers` layers, initialised from `seed`; returns the adapted
-    layers, [] for all possible. Raises UserError."""
+    """Attach seeded adapters to the last `num_layers`; returns the adapted layers, [] for all. Raises UserError."""
     model.freeze()
     layers, adapted_layers = len(model.layers), adapted_layer_count(model, config.num_layers)  # pyright: ignore
     if config.num_layers > layers:
@@ -109,8 +107,7 @@ def _keys_whose_adapters_run(
 
 
 def layer_names(model: nn.Module, keys: list[str]) -> list[str]:
-    """Layer names that `keys` match, within a layer or the model; [] for all adaptable ones. Raises UserError for a key
-    without a match, which mlx-lm would ignore."""
+    """Layers that `keys` match; [] for all adaptable ones. Raises UserError for a key without a match."""
     inside, everywhere = _names_in_layers(model), set(adaptable_layers(model))
     outside = {name for name in everywhere if "layers." not in name}
     names: dict[str, None] = {}
@@ -158,8 +155,7 @@ def lora_parameters(config: AdapterSettings, keys: list[str]) -> dict[str, Any]:
 
 
 def whole_modules(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
-    """Modules matching `names` (full names or ends), by full name. Raises UserError for an unknown name or quantised
-    weights, which have no gradient."""
+    """Modules by full name that `names` match. Raises UserError for an unknown name or quantised weights."""
     if not (names := list(names)):
         return {}
     modules = {name: module for name, module in model.named_modules() if name and tree_flatten(module.parameters())}

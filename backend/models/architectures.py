@@ -14,14 +14,12 @@ from typing import Any, cast
 from backend.config.setting import AdapterSettings
 from backend.utils.text import quote
 
-WEIGHTS = "model*.safetensors"
-"""Weight files that mlx-lm loads."""
+WEIGHTS = "model*.safetensors"  # weight files that mlx-lm loads
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tiktoken.model")
 """Tokenizer files, one of which is required; *.tiktoken counts too."""
 METHODS = ("bitnet", "mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt", "awq", "gptq")
 """Quantisation methods that mlx-lm converts (mlx_lm.utils.load_model)."""
-PACKED = ("pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized")
-"""Supported formats of compressed-tensors."""
+PACKED = ("pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized")  # supported formats of compressed-tensors
 UNTRAINABLE = {
     "afm7": "mlx-lm cannot open the adapters of its fused layers again",
     "bitnet": "its layers take no adapters, and their Metal kernel has no gradient",
@@ -62,8 +60,7 @@ def is_text_part(config: Mapping[str, Any]) -> bool:
 
 
 def rotary_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes of config.json that bring the rotary settings to where mlx-lm reads them: transformers 5 writes them
-    under `rope_parameters`, by type of layer in Gemma 3."""
+    """Changes for mlx-lm: transformers 5 writes `rope_parameters`, by type of layer in Gemma 3."""
     changes: dict[str, Any] = {}
     if nested := rotary_settings(text) if (text := language_model(config)) else {}:
         changes["text_config"] = {**text, **nested}
@@ -192,14 +189,11 @@ def _mlx_lm() -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-ALL_LINEAR = "all-linear"
-"""peft's name for every linear layer but the output layer."""
+ALL_LINEAR = "all-linear"  # peft's name for every linear layer but the output layer
 
 
 def adapter_scale(config: AdapterSettings) -> float:
-    """alpha / rank (arXiv:2106.09685, section 4.1), with rsLoRA alpha / √rank (arXiv:2312.03732); `scale` without
-    alpha.
-    """
+    """alpha / rank (arXiv:2106.09685, 4.1), with rsLoRA alpha / √rank (arXiv:2312.03732); `scale` without alpha."""
     if config.lora_alpha is None:
         return config.scale
     return config.lora_alpha / (math.sqrt(config.rank) if config.use_rslora else config.rank)

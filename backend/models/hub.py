@@ -1,7 +1,4 @@
-"""Search, list and download Hugging Face repositories, resuming into huggingface_hub's cache.
-
-`download` fetches bytes itself, because huggingface_hub deletes partial files.
-"""
+"""Search and download Hugging Face repositories, resuming, since huggingface_hub deletes partial files."""
 
 from __future__ import annotations
 

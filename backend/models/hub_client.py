@@ -30,14 +30,10 @@ from huggingface_hub.utils import _http, logging
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import ENDPOINT_VARIABLE
 
-SETTING = {"model": "model", "dataset": "data"}
-"""Setting that names a repository of this type."""
-SILENCE_S = 60.0
-"""Seconds of silence after which a connection counts as broken, where a request sets no other limit."""
-ANSWER_S = 120.0
-"""Seconds for a whole answer that is not a file."""
-MOST_BYTES = 128 << 20
-"""Bytes of an answer that does not announce its length, or is not a file, after decompression."""
+SETTING = {"model": "model", "dataset": "data"}  # setting that names a repository of this type
+SILENCE_S = 60.0  # seconds of silence after which a connection counts as broken, where a request sets no other limit
+ANSWER_S = 120.0  # seconds for a whole answer that is not a file
+MOST_BYTES = 128 << 20  # bytes of an answer that does not announce its length, or is not a file, after decompression
 HASH_HEADERS = ("ETag", "X-Linked-Etag", "X-Repo-Commit", "X-Xet-Hash")
 HASH_KEYS = ("sha", "oid", "sha256", "blobId", "xetHash")
 """Where the Hub names hashes, which huggingface_hub uses as file names."""

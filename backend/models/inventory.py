@@ -19,8 +19,7 @@ from backend.utils.hub_cache import RepoType, hub_cache, snapshot_of
 from backend.utils.places import demo_folder, lm_studio_models
 
 Where = Literal["cache", "lmstudio", "run", "folder", "bundled"]
-FileStats = dict[str, tuple[int, float]]
-"""File name → (bytes, modification time in unix seconds)."""
+FileStats = dict[str, tuple[int, float]]  # file name → (bytes, modification time in unix seconds)
 DATA_ENDINGS = (*DATA_SUFFIXES, ".jsonl.gz", ".json.gz", ".csv.gz", ".json.zst", ".jsonl.zst", ".arrow", ".tsv", ".txt")
 """Suffixes of dataset files."""
 
@@ -79,7 +78,6 @@ def datasets(paths: Iterable[str] = ()) -> list[InventoryItem]:
 
 
 def bundled(repo_type: RepoType) -> InventoryItem:
-    """The bundled model or dataset of the demo."""
     if repo_type == "model":
         item = model_at(demo_folder("model"), "Bundled demo/model", "bundled")
         item.remarks = ["It only adds two numbers: small enough to try everything out in a minute."]

@@ -141,8 +141,7 @@ def open_weights(
     classes: Callable[..., tuple[type[nn.Module], Any]] = model_classes,
     changes: dict[str, Any] | None = None,
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, config.json) with unread arrays that match config.json with `changes`. `classes`: of the model and its
-    arguments. Raises UserError."""
+    """(model, config.json with `changes`), arrays unread. `classes`: of model and arguments. Raises UserError."""
     config = check_config(folder / "config.json", name, setting) | (changes or {})
     check_arrays(folder, setting)
     changes = {**(changes or {}), **rotary_settings(config)}

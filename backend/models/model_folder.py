@@ -13,8 +13,7 @@ from backend.utils.files import read_text
 from backend.utils.safetensors import BrokenFile, StoredArray, read_header
 from backend.utils.text import quote
 
-PATH = 70
-"""Characters of a path in a message."""
+PATH = 70  # characters of a path in a message
 LARGEST_RANK = 2**16
 
 

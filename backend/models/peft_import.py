@@ -39,13 +39,10 @@ from backend.utils.safetensors import StoredArray
 from backend.utils.text import about_path, excess, quote, shown_path
 
 SETTING = "file"
-PREFIX = "base_model.model."
-"""peft's layer name prefix."""
+PREFIX = "base_model.model."  # peft's layer name prefix
 ARRAYS, CONFIG, PICKLE = "adapter_model.safetensors", "adapter_config.json", "adapter_model.bin"
-NAME = 90
-"""Characters of a layer's name in a message."""
-PATTERN_S = 0.2
-"""Seconds per pattern and name, since `(a|aa)+$` can backtrack for years."""
+NAME = 90  # characters of a layer's name in a message
+PATTERN_S = 0.2  # seconds per pattern and name, since `(a|aa)+$` can backtrack for years
 FLOATS = ("F32", "F16", "BF16", "F64")
 STARTS_FROM_LORA = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that do not change the base."""
@@ -68,8 +65,7 @@ _LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>A\.weight|B\.weight|magnitude_
 Rank = Annotated[int, Field(ge=1, le=LARGEST_RANK)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 _or_empty_list, _or_empty_dict = BeforeValidator(lambda value: value or []), BeforeValidator(lambda value: value or {})
-Names = Annotated[list[str] | str, _or_empty_list]
-"""Names, or a pattern."""
+Names = Annotated[list[str] | str, _or_empty_list]  # names, or a pattern
 
 
 class PeftSettings(BaseModel):
@@ -242,8 +238,7 @@ def _sorted_by_layer(header: Mapping[str, StoredArray]) -> tuple[dict[str, dict[
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of mlx-lm's arrays: original `shapes`, the trace `traced`, and local files if any. `is_tied`: the output
-    layer is the embedding."""
+    """Original `shapes`, the trace, and local files if any. `is_tied`: the output layer is the embedding."""
 
     shapes: Mapping[str, tuple[int, ...]]
     traced: Trace
@@ -261,8 +256,7 @@ class Origin:
 def origin_of(
     base: Path, name: str, model: nn.Module, config: Mapping[str, Any], layers: Iterable[str], fetch: Fetch | None
 ) -> Origin:
-    """Origin of the arrays of `model`, from folder `base`, called `name`; `layers` are those in the adapter. `fetch`
-    downloads missing original weights. Raises UserError if the origin is unknown."""
+    """`layers`: of the adapter; `fetch` downloads original weights. Raises UserError if the origin is unknown."""
     try:
         files = find_original(base, name, fetch)
     except UserError:
@@ -536,8 +530,7 @@ def _adapter_config(name: str, carried: CarriedAdapter, settings: PeftSettings, 
 
 
 def _layers_and_keys(model: nn.Module, adapted: set[str]) -> tuple[int, list[str]]:
-    """mlx-lm's `num_layers` and `keys` for exactly these layers; [] for all. Full names if layers are adapted
-    differently."""
+    """mlx-lm's `num_layers` and `keys` for these layers; [] for all, full names if layers differ."""
     layers: list[nn.Module] = model.layers  # pyright: ignore
     full = {id(module): f"{name}." for name, module in model.named_modules()}
     prefixes = [full[id(layer)] for layer in layers]

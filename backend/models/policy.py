@@ -49,8 +49,7 @@ QUANTIZATION = {
     "mxfp4": {"bits": 4, "group_size": 32, "mode": "mxfp4"},
 }
 
-DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-"""Values of `dtype` except "auto"."""
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}  # values of `dtype` except "auto"
 
 
 @dataclass(eq=False, repr=False)
@@ -71,8 +70,7 @@ class Policy:
     adapted_keys: list[str] = field(default_factory=list[str])
     shared_weights: SharedWeights | None = None
 
-    is_sharded: ClassVar[bool] = False
-    """True if several ranks compute one model."""
+    is_sharded: ClassVar[bool] = False  # true if several ranks compute one model
 
     def __post_init__(self) -> None:
         self.split_model = split(self.model)
@@ -135,8 +133,7 @@ class Policy:
         self.restore_reference({name: (1 - alpha) * reference[name] + alpha * policy[name] for name in policy})
 
     def use_reference(self, config: ModelSettings) -> None:
-        """Load or drop the reference as configured; under full fine-tuning a dropped one cannot be loaded again. Raises
-        UserError."""
+        """Load or drop the reference; under full fine-tuning it cannot be loaded again. Raises UserError."""
         if config.needs_reference == (self.reference is not None):
             return
         self.reference_model = self.reference = None
@@ -212,8 +209,7 @@ def check_learns(model: nn.Module, model_config: dict[str, Any], config: ModelSe
 def load_policy(
     config: ModelSettings, note: Callable[[str], None] = lambda sentence: None, shared: Base | None = None
 ) -> Policy:
-    """Build a run's policy before its first step. `shared`: a base with the same `model`, `quantization` and `dtype`,
-    for adapters only. Raises UserError naming the setting."""
+    """`shared`: a base with this `model`, `quantization` and `dtype`, for adapters. Raises UserError."""
     if sentence := cpu.check_compiler():
         note(sentence)
     is_full = config.train_type == "full"
@@ -302,13 +298,11 @@ def quantize(
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """True if a loaded model has quantised layers."""
     return any(isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)) for module in model.modules())
 
 
 def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dict[str, mx.Dtype]:
-    """Cast the model to float32, since 16-bit weights lose small updates; returns the original types by name. Raises
-    UserError for a quantised model."""
+    """Float32, since 16-bit weights lose small updates; returns the original types. Raises UserError if quantised."""
     if is_quantised(model):
         packed = "Full fine-tuning has no gradient for quantised weights, and this model is quantised"
         raise UserError("train_type", f"{packed}; choose LoRA.")
@@ -342,8 +336,7 @@ def _load_reference(
 
 
 def load_teacher(policy: Policy, config: ModelSettings, shared: Base | None = None) -> None:
-    """Load the teacher of distillation into `policy`, frozen, in the type of the run; other modes have none. `shared`
-    as in `load_policy`. Raises UserError."""
+    """Load the frozen teacher of distillation into `policy`, in the run's type. Raises UserError."""
     if config.train_mode != "distill":
         return
     name, setting = config.teacher_model, "teacher_model"

@@ -22,8 +22,7 @@ from backend.utils.disk import require_room, whole_folder
 from backend.utils.files import names_folder
 
 Arrays = dict[str, mx.array]
-HostArrays = dict[str, np.ndarray]
-"""Host views of evaluated arrays."""
+HostArrays = dict[str, np.ndarray]  # host views of evaluated arrays
 
 
 def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
@@ -58,8 +57,7 @@ def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
 
 
 def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
-    """Replace `folder` by the whole model in its loaded precision, with the run's tokenizer. Raises DiskError and then
-    keeps the older model; both briefly exist."""
+    """Replace `folder` by the whole model in its loaded precision. Raises DiskError and keeps the older one."""
     # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
     path = Path(config.model).expanduser() if names_folder(config.model) else mlx_lm_utils.hf_repo_to_path(config.model)
     vision, _ = open_vision_part(path, policy.model_config)
@@ -71,7 +69,6 @@ def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
 
 
 def model_bytes(policy: Policy) -> int:
-    """Bytes of the whole model in its loaded precision."""
     model = _in_original_precision(policy)  # lazy: nothing is computed
     arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     return sum(array.nbytes for array in arrays.values())

@@ -11,8 +11,7 @@ from typing import Any
 from backend.trainer.memory.model_shape import ModelShape, shape_from
 from backend.utils.places import resources
 
-TOKENIZER_BYTES = 16e6
-"""Approximate bytes of tokenizer and configs."""
+TOKENIZER_BYTES = 16e6  # approximate bytes of tokenizer and configs
 SHARED = {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",

@@ -14,8 +14,7 @@ from backend.utils.text import quote, shown_path
 if TYPE_CHECKING:
     import mlx.nn as nn
 
-NO_CODE = {"trust_remote_code": False}
-"""transformers options; without them it may prompt on stdin."""
+NO_CODE = {"trust_remote_code": False}  # transformers options; without them it may prompt on stdin
 SETTING = "tokenizer"
 FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),

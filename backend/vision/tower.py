@@ -1,5 +1,4 @@
-"""The vision tower of a model, frozen, through mlx-vlm: pictures of a prompt → what `backend.engine.images` puts into
-the text model, which is mlx-lm's."""
+"""The frozen vision tower, through mlx-vlm: pictures → what `backend.engine.images` gives the text model."""
 
 from __future__ import annotations
 

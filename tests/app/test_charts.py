@@ -16,10 +16,9 @@ from PySide6.QtWidgets import QApplication, QToolTip
 
 from app.state.charts import CHARTS, column_names
 from app.state.run_state import Mark
-from app.widgets.charts.chart_files import table_text
 from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid, ZoomButton
 from app.widgets.charts.curves import Trace, axis_range, exponential_average, thin
-from app.widgets.charts.plot import Plot
+from app.widgets.charts.plot import Plot, table_text
 from backend.runs.metric_names import our_name
 from tests.support.windows import point_at
 

@@ -12,8 +12,7 @@ import pytest
 
 from app.pages.completions.reading_pane import diff, fold
 from app.state import run_completions
-from app.state.completion_facts import CompletionFacts, Query, select, sort
-from app.state.run_completions import FactsReader, RunCompletions
+from app.state.run_completions import CompletionFacts, FactsReader, Query, RunCompletions, select, sort
 from backend.runs.completion_rows import (
     LEFT_OUT,
     NOT_RUN,

@@ -20,10 +20,9 @@ from app.pages.completions.completions_page import CompletionsPage
 from app.pages.completions.reading_pane import MEASURES, background
 from app.state.reward_bench import without_scores
 from app.state.session import Session
-from app.widgets.completion_detail import CompletionDetail
+from app.widgets.completion_detail import CompletionDetail, SideBySide
 from app.widgets.completion_table import STOP_LABELS, CompletionModel
 from app.widgets.pictures import PictureButton, PictureDialog, fitted, pictures, read_picture
-from app.widgets.side_by_side import SideBySide
 from backend.rewards.bench import group_of, line_of
 from backend.runs.completion_rows import Stop, images_of, prompt_key
 from backend.runs.events import JsonLines

@@ -36,8 +36,8 @@ from app.pages.runs.compare_view import CompareView
 from app.pages.runs.run_actions import CloneDialog
 from app.pages.runs.run_table import ColumnDialog
 from app.pages.runs.runs_page import RunsPage
-from app.state.completion_facts import FILTERS
 from app.state.prefs import Prefs
+from app.state.run_completions import FILTERS
 from app.state.session import Session
 from app.theme import CELL_PADDING
 from app.widgets.basic.layout import set_style_property

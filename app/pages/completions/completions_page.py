@@ -25,11 +25,20 @@ from PySide6.QtWidgets import QFileDialog, QMenu, QPushButton, QSizePolicy, QWid
 from app import theme
 from app.pages.completions.reading_pane import GREY, HINT, ReadingPane
 from app.state import charts
-from app.state.completion_facts import ALL, FILTERS, SCORE, CompletionFacts, Query, select, sort, why_empty
 from app.state.correctness import correctness_of, entries_of, marked_reward
 from app.state.messages import problems_to
 from app.state.run import Run
-from app.state.run_completions import RunCompletions
+from app.state.run_completions import (
+    ALL,
+    FILTERS,
+    SCORE,
+    CompletionFacts,
+    Query,
+    RunCompletions,
+    select,
+    sort,
+    why_empty,
+)
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel, LinkButton, NumberEdit, SearchEdit, Segments
 from app.widgets.basic.labels import EmptyState, button, label, show_text

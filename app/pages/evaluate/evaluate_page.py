@@ -25,10 +25,10 @@ from app.widgets.basic.labels import EmptyState, button, label, plain_tip, progr
 from app.widgets.basic.layout import FlowLayout, TabArea, column, configure, connect, holder, row, splitter, stack
 from app.widgets.basic.number_format import DASH, MINUS, duration, figure, moment, signed
 from app.widgets.basic.tables import BaseTable, CellDelegate, Column, Index, RowsModel
+from app.widgets.completion_detail import TITLES, SideBySide
 from app.widgets.completion_table import advantage_colour, one_line, reward_dot
 from app.widgets.run_header import BeforeAfter, ResultCard
 from app.widgets.run_switcher import RunSwitcher
-from app.widgets.side_by_side import TITLES, SideBySide
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_names import name_of
 from backend.runs.steering import run_config

@@ -13,10 +13,10 @@ from PySide6.QtGui import QColor, QFont, QGuiApplication, QHideEvent, QPaintEven
 from PySide6.QtWidgets import QBoxLayout, QFrame, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
-from app.state.completion_facts import FILTERS
 from app.state.guide import place_of_rule
 from app.state.messages import problems_to
 from app.state.run import Run
+from app.state.run_completions import FILTERS
 from app.state.run_notices import findings_of, take_up
 from app.state.run_state import RankNow
 from app.state.session import Session

@@ -31,9 +31,9 @@ from app.widgets.basic.tables import BaseTable, Column, TextsModel
 from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartExport, ChartGrid
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
+from app.widgets.completion_detail import SideBySide
 from app.widgets.completion_table import one_line
 from app.widgets.run_header import STATE_LABELS
-from app.widgets.side_by_side import SideBySide
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import (
     RunRecord,

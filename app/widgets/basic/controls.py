@@ -42,8 +42,7 @@ from app.widgets.basic import icons
 from app.widgets.basic.labels import key_name
 from app.widgets.basic.layout import configure, row
 
-CHECK_BOX = 16
-"""Its side in pixels, before scaling."""
+CHECK_BOX = 16  # its side in pixels, before scaling
 
 
 class NumberEdit(QLineEdit):

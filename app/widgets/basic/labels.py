@@ -78,8 +78,7 @@ def button(
     menu: QMenu | None = None,
     **settings: Any,
 ) -> QPushButton:
-    """A button that calls `on_click()` or opens `menu`; keys in `tip` are portable (“Ctrl+G”). Return in a field of its
-    dialog presses a `primary` one."""
+    """Keys in `tip` are portable (“Ctrl+G”). Return in a field of its dialog presses a `primary` button."""
     widget = QPushButton(text)
     if on_click is not None:
         widget.clicked.connect(lambda _checked=False: on_click())

@@ -21,9 +21,8 @@ from app.widgets.basic.dialogs import open_folder, save_file
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.layout import TabArea, configure, grid, reserve_gutter, set_tab_order
 from app.widgets.basic.number_format import counted
-from app.widgets.charts.chart_files import FORMATS, Format, write_chart
 from app.widgets.charts.curves import Trace
-from app.widgets.charts.plot import Plot
+from app.widgets.charts.plot import FORMATS, Format, Plot, write_chart
 
 PLOT_HEIGHT, LEAST_HEIGHT = 214, 148
 MIN_WIDTH, COMFORTABLE_WIDTH = 300, 440

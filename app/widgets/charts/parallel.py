@@ -16,8 +16,7 @@ from app.widgets.basic.layout import configure, paint_ring
 from app.widgets.basic.tables import LEFT, RIGHT
 from backend.runs.sweep import text_of
 
-LOG_FROM = 10
-"""An axis is logarithmic where its largest value is so many times the least."""
+LOG_FROM = 10  # an axis is logarithmic where its largest value is so many times the least
 NEAR, TICKS = 10, 5
 NOTHING = "No run has a value yet."
 
@@ -161,7 +160,6 @@ class ParallelPlot(QWidget):
 
 
 def _distance(line: QPolygonF, at: QPointF) -> float:
-    """Pixels up or down from a point to a line of points whose x ascends."""
     for start, end in zip(line.toList(), line.toList()[1:], strict=False):
         if start.x() <= at.x() <= end.x():
             share = (at.x() - start.x()) / max(1e-9, end.x() - start.x())

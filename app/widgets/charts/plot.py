@@ -1,24 +1,32 @@
-"""One chart: a card with a title, a legend with the newest values, and curves over steps."""
+"""One chart: a card with a title, a legend with the newest values, and curves over steps; charts as files."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
+from pathlib import Path
+from typing import Literal
 
-from PySide6.QtCore import QEvent, Qt, Signal
+import numpy as np
+from PySide6.QtCore import QBuffer, QEvent, QIODevice, QPoint, QRect, Qt, Signal
 from PySide6.QtGui import (
     QContextMenuEvent,
     QFocusEvent,
     QGuiApplication,
+    QImage,
     QKeyEvent,
     QKeySequence,
+    QPainter,
     QPaintEvent,
     QPen,
     QResizeEvent,
 )
-from PySide6.QtWidgets import QFrame, QLabel, QMenu, QSizePolicy
+from PySide6.QtSvg import QSvgGenerator
+from PySide6.QtWidgets import QFrame, QLabel, QMenu, QSizePolicy, QWidget
 
 from app import theme
 from app.state.run_state import Mark
@@ -26,10 +34,14 @@ from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.labels import button, label, place_about, plain_tip, show_text
 from app.widgets.basic.layout import BY_KEYBOARD, column, configure, holder, paint_ring, row, stack
 from app.widgets.basic.number_format import figure
-from app.widgets.charts.chart_files import FORMATS, table_text
-from app.widgets.charts.curves import Trace, has_spike, nearest_index, pile, steps_of
+from app.widgets.charts.curves import EMPTY, Trace, has_spike, nearest_index, pile, steps_of
 from app.widgets.charts.plot_view import PlotView
+from backend.utils.disk import save_as
 
+Format = Literal["png", "svg", "csv"]
+FORMATS: dict[Format, str] = {"png": "PNG image", "svg": "SVG drawing", "csv": "CSV table"}
+SHARPNESS = 2.0
+CHUNK = 4096
 CORNER = 8
 LEGEND_LINES, LOW_PLOT = 4, 190
 """Entries beyond these lines, or half of them in a plot that is lower, are only in the tool tip."""
@@ -354,3 +366,54 @@ class Plot(QFrame):
 
     def copy(self) -> None:
         QGuiApplication.clipboard().setText(table_text(self.traces))
+
+
+def write_chart(chart: QWidget, title: str, traces: Sequence[Trace], path: Path, format: Format) -> None:
+    """Write a chart's card as a picture, or its traces as a table. Raises DiskError."""
+    if format == "csv":
+        save_as(path, table_text(traces))
+        return
+    buffer = QBuffer()
+    if format == "png":
+        image = QImage(chart.size() * SHARPNESS, QImage.Format.Format_RGB32)
+        image.setDevicePixelRatio(SHARPNESS)
+        image.fill(theme.palette().card)
+        chart.render(image, QPoint())
+        buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+        image.save(buffer, "PNG")  # pyright: ignore[reportCallIssue, reportArgumentType]
+    else:
+        generator = QSvgGenerator()
+        generator.setOutputDevice(buffer)
+        generator.setSize(chart.size())
+        generator.setViewBox(QRect(QPoint(), chart.size()))
+        generator.setResolution(96)
+        generator.setTitle(title)
+        painter = QPainter(generator)
+        painter.fillRect(chart.rect(), theme.palette().card)
+        chart.render(painter, QPoint())
+        painter.end()
+    save_as(path, [bytes(buffer.data().data())])
+
+
+def table_text(traces: Sequence[Trace]) -> str:
+    """CSV with a row for each step, a column for each curve and each edge of a band."""
+    columns: list[tuple[str, np.ndarray, np.ndarray]] = []
+    for trace in traces:
+        names = trace.columns or (trace.label, f"{trace.label} low", f"{trace.label} high")
+        parts = zip(names, (trace.y, trace.low, trace.high), strict=False)  # without a band there may be one name
+        columns += [(name, trace.x, values) for name, values in parts if values is not None]
+    steps = np.unique(np.concatenate([EMPTY, *(x for _, x, _ in columns)]))
+    table = np.full((len(columns), len(steps)), np.nan)
+    for cells, (_, x, y) in zip(table, columns, strict=True):
+        cells[np.searchsorted(steps, x)] = y
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["step", *(name for name, _, _ in columns)])
+    for start in range(0, len(steps), CHUNK):
+        rows = table[:, start : start + CHUNK].T.tolist()
+        numbers = steps[start : start + CHUNK].astype(int).tolist()
+        # repr of a float is the shortest text that reads back as the same number; NaN is not equal to itself.
+        writer.writerows(
+            [step, *("" if x != x else repr(x) for x in cells)] for step, cells in zip(numbers, rows, strict=True)
+        )
+    return text.getvalue()

@@ -28,8 +28,7 @@ from app.widgets.charts.curves import (
 )
 
 OVERHANG = 10
-LEFT_AXIS, BOTTOM_AXIS = 64, 34
-"""Sizes of the axes: the same in every plot, so that the plots of a column line up."""
+LEFT_AXIS, BOTTOM_AXIS = 64, 34  # sizes of the axes: the same in every plot, so that the plots of a column line up
 LOW_VIEW, LOW_AXIS = 140, 20
 """Height below which the horizontal axis has no title, and its size then: the curves need the space."""
 SHORT_CURVES = 600

@@ -29,8 +29,7 @@ class Field(QWidget):
     edited = Signal(str, object)  # key, raw value
     wide = False
     control: QWidget
-    explanation: QLabel | None = None
-    """The help beside the control, where there is room for it."""
+    explanation: QLabel | None = None  # the help beside the control, where there is room for it
 
     def __init__(self, setting: Setting, parent: QWidget | None = None) -> None:
         super().__init__(parent)

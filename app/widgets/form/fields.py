@@ -192,8 +192,6 @@ class EnvironmentField(MappingField):
 
 
 class StagesField(ProseField):
-    """Stages, one JSON object per line."""
-
     lines = 3
     placeholder = (
         'One stage per line, such as {"iters": 100, "max_completion_length": 256}\n'

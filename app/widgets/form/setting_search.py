@@ -15,8 +15,7 @@ from backend.config.config import SECTIONS
 from backend.config.other_programs.translation import other_names
 from backend.config.setting import Setting
 
-KEY = Qt.ItemDataRole.UserRole
-"""Item role: the setting's key."""
+KEY = Qt.ItemDataRole.UserRole  # item role: the setting's key
 
 
 class SettingSearch(SearchEdit):
@@ -110,5 +109,4 @@ def _rank(words: Sequence[str], setting: Setting) -> int | None:
 
 
 def _plain(text: str) -> str:
-    """Lower case, with blanks for dashes and underscores."""
     return text.lower().translate(str.maketrans("-_–", "   "))

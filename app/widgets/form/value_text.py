@@ -18,8 +18,7 @@ from backend.utils.errors import UserError
 _SEPARATORS = ",_ \u00a0\u2009\u202f'’"
 _GROUPED = re.compile(rf"[-+]?[1-9]\d{{0,2}}(?P<mark>[{_SEPARATORS}])\d{{3}}((?P=mark)\d{{3}})*(\.\d*)?")
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\t": "\\t"}
-MAX_CHARS = 60
-"""Of a value in one line."""
+MAX_CHARS = 60  # of a value in one line
 _PLAIN = {shown: plain for plain, shown in _ESCAPES.items()}
 
 
