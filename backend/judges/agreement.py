@@ -18,7 +18,7 @@ from backend.judges.model_reward import Block, ModelReward, correlation, model_e
 from backend.rewards.bench import group_of
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.cases import Case, read_cases
-from backend.rewards.inputs import TrainerState
+from backend.rewards.scoring import TrainerState
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 

@@ -34,8 +34,8 @@ from backend.judges.server import FailedCallError, Server, UnreachableError
 from backend.rewards.calls import Poll
 from backend.rewards.catalogue import RewardCall
 from backend.rewards.functions.judge import judge as parameters
-from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
+from backend.rewards.scoring import TrainerState
 from backend.runs.events import JsonLines, read_events
 from backend.types import Group, Problem
 from backend.utils.errors import UserError

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 from backend.rewards.calls import Poll
 from backend.rewards.catalogue import JUDGE, builtin_rewards, find_call, read_call, reward_faults, rewards_in_file
 from backend.rewards.errors import Failure, RewardError
-from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
+from backend.rewards.scoring import TrainerState
 from backend.types import Group
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote

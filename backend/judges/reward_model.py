@@ -33,9 +33,8 @@ from backend.models.tokenizers import load_tokenizer, reason_of
 from backend.rewards.calls import Poll
 from backend.rewards.catalogue import RewardCall
 from backend.rewards.errors import Failure, RewardError
-from backend.rewards.inputs import TrainerState, inputs_for
 from backend.rewards.registry import FunctionDescription
-from backend.rewards.scoring import samples_of
+from backend.rewards.scoring import TrainerState, inputs_for, samples_of
 from backend.types import Group, content_text
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_folder, user_path

@@ -8,7 +8,7 @@ Public modules:
     registry     FunctionDescription                          inputs         TrainerState
 
 Internal: `resolve` runs files and finds functions, `scoring` and `calls` call them in `worker` (parent:
-`worker_process`, sandbox: `confinement/`). `functions/` has the shipped functions; `programs` runs
+`worker`, sandbox: `confinement/`). `functions/` has the shipped functions; `programs` runs
 a completion's code. Nothing imports mlx. User files use `from backend.rewards import register_reward_function`.
 """
 

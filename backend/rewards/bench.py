@@ -20,10 +20,9 @@ from backend.rewards.calls import Poll, wait_on
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
 from backend.rewards.errors import RewardError
 from backend.rewards.findings import Sample, Scores, required_texts, verdicts
-from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import RewardSource, samples_of, total_reward
-from backend.rewards.worker_process import RewardWorker
+from backend.rewards.scoring import RewardSource, TrainerState, samples_of, total_reward
+from backend.rewards.worker import RewardWorker
 from backend.runs.completion_rows import SampledRow, ScoringRow, images_of, token_ids
 from backend.tools.host import ToolHost
 from backend.tools.load import load_tools

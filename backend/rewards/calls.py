@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, S
 from contextlib import suppress
 from typing import Any
 
-from backend.rewards.errors import class_name, text_of
+from backend.rewards.errors import Failure, class_name, text_of
 from backend.utils.text import quote
 
 Scores = list[float | None]
@@ -42,15 +42,6 @@ class CallError(Exception):
         self.index, self.error, self.stack, self.runs_on = index, error, stack, runs_on
 
 
-class BadReturnError(Exception):
-    """What a function returned is unusable; `index` is the completion or row to blame, None if their number is wrong.
-    `what`: words after the function's name."""
-
-    def __init__(self, what: str, index: int | None = None) -> None:
-        super().__init__(what)
-        self.what, self.index = what, index
-
-
 class _Interrupted(BaseException):
     """Raised in a call after its time limit; not an Exception, so user code does not catch it."""
 
@@ -61,14 +52,14 @@ def timeout_words(seconds: float) -> str:
 
 
 def read_scores(returned: Any, count: int) -> Scores:
-    """`count` finite numbers or None, from any iterable or array. Raises BadReturnError."""
+    """`count` finite numbers or None, from any iterable or array. Raises Failure."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping | Set):
         kind = "None" if returned is None else class_name(returned)
-        raise BadReturnError(f"returned {kind} where a list of {count} scores was expected")
+        raise Failure(f"returned {kind} where a list of {count} scores was expected")
     values = list(values)
     if len(values) != count:
-        raise BadReturnError(f"returned {len(values):,} scores for {count:,} completions")
+        raise Failure(f"returned {len(values):,} scores for {count:,} completions")
     return [None if value is None else _score(value, index) for index, value in enumerate(values)]
 
 
@@ -82,11 +73,11 @@ def _score(value: Any, index: int) -> float:
         number = math.inf
     if number is None:
         text = quote(text_of(value, repr), 40)
-        raise BadReturnError(f"returned {text} ({class_name(value, 20)}) as a score, which is not a number", index)
+        raise Failure(f"returned {text} ({class_name(value, 20)}) as a score, which is not a number", completion=index)
     if not math.isfinite(number):
-        raise BadReturnError(f"returned {number} as a score, which is not a finite number", index)
+        raise Failure(f"returned {number} as a score, which is not a finite number", completion=index)
     if abs(number) > LARGEST:
-        raise BadReturnError(f"returned {number:g} as a score, which is too large for 32 bits", index)
+        raise Failure(f"returned {number:g} as a score, which is too large for 32 bits", completion=index)
     return number
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ _NAME, _FILE, _TEXT = 40, 24, 40  # characters of a name, a file's name, and a p
 _BUNDLED_MODULES = "; not in the app: use grpo-studio from pip"
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+@dataclass(eq=False)
+class Failure(Exception):
     """Failure of user code, as the reward worker reports it. `what`: words after the function's name, with a line if it
     `raised`; `function`, `completion`: indices in the call, the latter None if no single completion is to blame;
     `line`: innermost line of `file`, or 0; `frames`: {"line", "function", "code"} of its lines on the stack, outermost
@@ -33,7 +33,7 @@ class Failure:
     raised: bool = False
     file: str = ""
     line: int = 0
-    frames: tuple[dict[str, Any], ...] = ()
+    frames: Sequence[dict[str, Any]] = ()
     traceback: str = ""
 
     @classmethod
@@ -51,7 +51,7 @@ class Failure:
         if error:
             fields["traceback"] = user_traceback(error, file)
         line = frames[-1]["line"] if frames else line
-        return cls(what, file=str(file or ""), line=line, frames=tuple(frames[-_MOST_FRAMES:]), **fields)
+        return cls(what, file=str(file or ""), line=line, frames=frames[-_MOST_FRAMES:], **fields)
 
 
 class RewardError(UserError):

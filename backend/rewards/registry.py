@@ -19,7 +19,7 @@ Table = MutableMapping[str, RewardCallable]
 
 REWARD_REGISTRY: dict[str, RewardCallable] = {}  # shipped functions in definition order
 
-# The innermost table comes last. Only `resolve.stand_in_library`, which holds a lock, pushes here.
+# The innermost table comes last: that of a file while it is loaded.
 _tables: list[Table] = [REWARD_REGISTRY]
 _map_tables: list[Table] = [{}]
 
@@ -55,21 +55,17 @@ def _registration(tables: list[Table], name: Any) -> Any:
     return decorate(name) if callable(name) else decorate
 
 
-def get_reward_function(name: str) -> RewardCallable:
+def get_reward_function(name: str, table: Table | None = None) -> RewardCallable:
     """The function registered as `name`. Raises KeyError listing known names."""
-    if name not in _tables[-1]:
-        raise KeyError(f"no reward function is called {name}; known are {', '.join(_tables[-1])}")
-    return _tables[-1][name]
-
-
-def list_reward_functions() -> list[str]:
-    """Registered names, including the running user file's."""
-    return list(_tables[-1])
+    table = _tables[-1] if table is None else table
+    if name not in table:
+        raise KeyError(f"no reward function is called {name}; known are {', '.join(table)}")
+    return table[name]
 
 
 def require(sound: bool, sentence: str) -> None:
-    """Raise ValueError unless `sound`, for parameter checks before reading completions. `backend.rewards.resolve` calls
-    functions without completions to run these checks."""
+    """Raise ValueError unless `sound`. `backend.rewards.resolve` calls functions without completions to check their
+    parameters."""
     if not sound:
         raise ValueError(sentence)
 

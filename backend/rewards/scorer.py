@@ -23,7 +23,6 @@ from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, ThreadCaller, timeout_words, wait_on
 from backend.rewards.catalogue import locate_reward_file, nearest
 from backend.rewards.errors import Failure, RewardError
-from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scoring import (
     Answer,
@@ -33,10 +32,11 @@ from backend.rewards.scoring import (
     RewardSource,
     ScoreRequest,
     ToolRequest,
+    TrainerState,
     samples_of,
     total_reward,
 )
-from backend.rewards.worker_process import RewardWorker
+from backend.rewards.worker import RewardWorker
 from backend.types import Completion, Group, Problem, ToolResult
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote

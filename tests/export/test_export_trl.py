@@ -18,9 +18,9 @@ from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.rows import Rows, Splits, read_splits
 from backend.export.trl_folder import export_trl, needed_modules
 from backend.rewards.catalogue import JUDGE, builtin_rewards
-from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
 from backend.rewards.scorer import begin_scorer
+from backend.rewards.scoring import TrainerState
 from backend.types import Completion, Group
 from backend.utils.errors import UserError
 from backend.utils.places import demo_folder, resources

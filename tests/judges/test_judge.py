@@ -19,7 +19,7 @@ from backend.judges.server import find_servers, save_key
 from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.catalogue import RewardCall
-from backend.rewards.inputs import TrainerState
+from backend.rewards.scoring import TrainerState
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
 from tests.support.judge_server import JudgeServer, judge_server, trajectories

@@ -23,10 +23,9 @@ from backend.rewards.bench import RewardBench, line_of, score_lines
 from backend.rewards.calls import ThreadCaller
 from backend.rewards.catalogue import RewardCall, canonical_entry, metric_name, read_call, with_absolute_file
 from backend.rewards.errors import Failure, RewardError
-from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import FunctionHost, RewardSource
+from backend.rewards.scoring import FunctionHost, RewardSource, TrainerState
 from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.memory.phases import MemoryModel
 from backend.types import Completion, Group, Problem

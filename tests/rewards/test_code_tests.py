@@ -18,12 +18,11 @@ from backend.rewards.confinement.confine import FOLDER_PREFIX
 from backend.rewards.errors import RewardError
 from backend.rewards.functions import code
 from backend.rewards.functions.code import same_output
-from backend.rewards.inputs import TrainerState
 from backend.rewards.program_tests import UnusableTestsError, row_tests
 from backend.rewards.programs import NotPlainError, decoded, encoded, runner
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import RewardSource
-from backend.rewards.worker_process import RewardWorker
+from backend.rewards.scoring import RewardSource, TrainerState
+from backend.rewards.worker import RewardWorker
 from tests.support.cases import cases
 from tests.support.scoring import make_group, report_of
 

@@ -21,8 +21,8 @@ from backend.rewards.functions import math_equality
 from backend.rewards.functions.answers import value
 from backend.rewards.functions.formats import regex_match
 from backend.rewards.functions.math_equality import answer_part, correct, final_answer
-from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
+from backend.rewards.scoring import TrainerState
 from backend.utils.errors import UserError
 from tests.support.cases import cases
 from tests.support.cpu_time import Work

@@ -15,10 +15,9 @@ import pytest
 from backend.config.config import parse, resolve_paths
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import ThreadCaller, wait_on
-from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import RewardFunction
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import FunctionHost, RewardSource
+from backend.rewards.scoring import FunctionHost, RewardSource, TrainerState
 from backend.tools import runner
 from backend.tools.scorer_tools import ScorerTools
 from backend.tools.toolbox import RunTools, Toolbox, run_tools

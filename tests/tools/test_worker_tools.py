@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from backend.rewards.calls import wait_on
-from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import RewardSource, ToolRequest
-from backend.rewards.worker_process import RewardWorker
+from backend.rewards.scoring import RewardSource, ToolRequest, TrainerState
+from backend.rewards.worker import RewardWorker
 from backend.tools.host import Poll, ToolSchemas
 from backend.tools.load import SeveralHosts
 from backend.tools.runner import ToolRunner
