@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from backend.judges.judge import Judge
 from backend.judges.model_reward import Block, ModelReward, correlation, model_entries, open_model_rewards, sums
-from backend.rewards.bench import group_of
+from backend.rewards.bench import Case, group_of, read_cases
 from backend.rewards.calls import Poll, wait_on
-from backend.rewards.cases import Case, read_cases
 from backend.rewards.scoring import TrainerState
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError

@@ -1,14 +1,20 @@
 """Reward bench: score completions outside a run, one function at a time. Imports no mlx: advantages are plain Python
-and equal to a run's."""
+and equal to a run's.
+
+Regression tests of a reward file are completions with their expected scores. `my_rewards.py` has its cases in
+`my_rewards.cases.jsonl`, one per line: {prompt, answer, type, columns, completion, tokens, expected: {function: score
+or null}, calls: {function: its entry, if more than the name}}."""
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +23,15 @@ from backend.config.config import Config, keys_used_by
 from backend.judges.model_reward import model_entries
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, wait_on
-from backend.rewards.catalogue import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
+from backend.rewards.catalogue import (
+    RewardCall,
+    builtin_rewards,
+    computes_names,
+    find_call,
+    locate_reward_file,
+    reward_call,
+    rewards_in_file,
+)
 from backend.rewards.errors import RewardError
 from backend.rewards.findings import Sample, Scores, required_texts, verdicts
 from backend.rewards.scorer import Scorer
@@ -29,12 +43,16 @@ from backend.tools.load import load_tools
 from backend.training.advantages import advantage_values
 from backend.types import Completion, Group, Problem, Turn, content_text, is_chat
 from backend.utils import documents
+from backend.utils.disk import save_as, writing
 from backend.utils.errors import UserError
 from backend.utils.files import read_text, user_path
 from backend.utils.text import quote
 
 Line = Mapping[str, Any]  # A group as written by `line_of`
-MOST_BYTES = 2**31  # of a file of completions
+Case = dict[str, Any]
+Expected = Mapping[str, float | None]
+TOLERANCE = 1e-6  # absolute or relative tolerance of scores
+MOST_BYTES, MOST_CASE_BYTES = 2**31, 2**28  # of a file of completions, and of cases
 
 
 def reward_file_of(config: Config) -> Path | None:
@@ -150,35 +168,32 @@ def score_lines(
     start = time.perf_counter()
     results = bench.score(config, lines, poll, on_function)
     seconds = time.perf_counter() - start
-    of_environments = [result.name for result in results[len(config.reward_functions) :]]  # their `get_reward`
-    names, weights_given = (
-        [*config.reward_functions, *of_environments],
-        [*config.weights, *[1.0] * len(of_environments)],
-    )
-    completions = [completion for line in lines for completion in line["completions"]]
-    sizes = [len(line["completions"]) for line in lines]
-    counted = [(result, weight) for result, weight in zip(results, weights_given, strict=True) if not result.error]
-    weights = [weight for _, weight in counted]
-    scores_by_row = [[result.given[i] for result, _ in counted] for i in range(len(completions))]
-    rewards = [total_reward(scores, weights) for scores in scores_by_row]
-    rows: list[dict[str, Any]] = []
-    for i, advantage in enumerate(_advantages(scores_by_row, sizes, weights, config)):
-        given = {result.name: result.given[i] for result, _ in counted}
-        logged = {column: values[i] for result, _ in counted for column, values in result.logged.items()}
-        row = {"rewards": given, "reward": rewards[i], "advantage": advantage}
-        rows.append(row | ({"logged": logged} if logged else {}))
     # Labels and required texts are read from source.
     own, own_file = dict[str, str](), reward_file_of(config)
     with suppress(UserError):
         own = {entry.name: entry.label for entry in rewards_in_file(own_file)} if own_file else {}
     labels = {entry.name: entry.label for entry in builtin_rewards()} | own
-    for name, result, weight in zip(names, results, weights_given, strict=True):
-        call = reward_call(name, labels)
-        result.weight, result.label = weight, call.alias or labels.get(call.function, call.name)
-        result.looks_for = (str(call.arguments.get("word", "")),)
-        if call.function != "keyword" or not result.looks_for[0]:
-            file = locate_reward_file(call.file).resolve() if call.file else None
-            result.looks_for = required_texts(call.name, call.function, own_file if call.function in own else file)
+    for number, result in enumerate(results):
+        if number >= len(config.reward_functions):  # `get_reward` of an environment
+            result.label = result.name
+            continue
+        call = reward_call(config.reward_functions[number], labels)
+        result.weight, result.label = config.weights[number], call.alias or labels.get(call.function, call.name)
+        word = str(call.arguments.get("word", "")) if call.function == "keyword" else ""
+        file = locate_reward_file(call.file).resolve() if call.file else None
+        file = own_file if call.function in own else file
+        result.looks_for = (word,) if word else required_texts(call.name, call.function, file)
+    completions = [completion for line in lines for completion in line["completions"]]
+    sizes = [len(line["completions"]) for line in lines]
+    counted = [result for result in results if not result.error]
+    weights = [result.weight for result in counted]
+    scores_by_row = [[result.given[i] for result in counted] for i in range(len(completions))]
+    rewards = [total_reward(scores, weights) for scores in scores_by_row]
+    rows: list[dict[str, Any]] = []
+    for i, advantage in enumerate(_advantages(scores_by_row, sizes, weights, config)):
+        row = {"rewards": {result.name: result.given[i] for result in counted}, "reward": rewards[i]}
+        logged = {column: values[i] for result in counted for column, values in result.logged.items()}
+        rows.append(row | {"advantage": advantage} | ({"logged": logged} if logged else {}))
     sample = Sample(
         sizes,
         [completion["text"] for completion in completions],
@@ -189,8 +204,7 @@ def score_lines(
         config.group_size,
         config.success_reward_threshold,
     )
-    in_order = iter(rows)
-    told = ("name", "label", "weight", "seconds", "error", "printed")
+    in_order, told = iter(rows), ("name", "label", "weight", "seconds", "error", "printed")
     return {
         "scored": [list(islice(in_order, size)) for size in sizes],
         "functions": [{key: getattr(result, key) for key in told} for result in results],
@@ -314,3 +328,121 @@ def merge_consecutive(groups: list[Group]) -> list[Group]:
         else:
             merged.append(Group(b, list(group.completions)))
     return merged
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """Scores of a case, a message for each that differs, and the tracebacks of functions that failed."""
+
+    case: Case
+    scores: Mapping[str, float | None]
+    failures: tuple[str, ...]
+    tracebacks: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+
+def cases_file(reward_file: Path) -> Path:
+    return reward_file.with_name(f"{reward_file.stem}.cases.jsonl")
+
+
+def read_cases(reward_file: Path) -> list[Case]:
+    """Cases of a reward file or rubric in file order; [] without any. Raises UserError on `cases`."""
+    path = cases_file(reward_file)
+    return cases_in(path) if path.exists() else []
+
+
+def cases_in(path: Path) -> list[Case]:
+    """The cases of a file in its order. Raises UserError on `cases`."""
+    cases: list[Case] = []
+    text = read_text(path, "cases", MOST_CASE_BYTES)
+    for _, where, case in json_lines(text, path.name, "cases"):
+        expected = case.get("expected") if isinstance(case, dict) else None
+        scores = expected.values() if isinstance(expected, dict) else ()
+        are_scores = all(score is None or (isinstance(score, int | float) and math.isfinite(score)) for score in scores)
+        if not expected or not scores or not are_scores or not isinstance(case.get("completion"), str):
+            raise UserError("cases", f"{where} needs a text under completion, and function: score under expected.")
+        cases.append(case)
+    return cases
+
+
+def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
+    """Replace the file, or delete it if there are no cases. Raises DiskError."""
+    path = cases_file(reward_file)
+    if cases:
+        save_as(path, "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases))
+        return
+    with writing(path):
+        path.unlink(missing_ok=True)
+
+
+def new_case(
+    line: Mapping[str, Any], completion: str, expected: Expected, calls: Mapping[str, str] | None = None
+) -> Case:
+    """A case of one completion of the group `line` (see `backend.rewards.bench.line_of`)."""
+    keys = ("prompt", "answer", "type", "columns", "messages")
+    about = {key: line[key] for key in keys if line.get(key) not in (None, [], {})}
+    sampled = next((row for row in line.get("completions") or () if row.get("text") == completion), {})
+    tokens = token_ids(sampled.get("tokens"))
+    entries = {name: entry for name, entry in (calls or {}).items() if name in expected and entry != name}
+    case = {**about, "completion": completion, "tokens": tokens, "expected": dict(expected), "calls": entries}
+    return {key: value for key, value in case.items() if value or key not in ("tokens", "calls")}
+
+
+def is_same(a: Case, b: Case) -> bool:
+    return all(a.get(key) == b.get(key) for key in ("prompt", "answer", "completion"))
+
+
+def rerun(
+    bench: RewardBench, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
+) -> list[CaseResult]:
+    """Score every case with its functions. Raises UserError if the file cannot be loaded."""
+    known = [function.name for function in (*builtin_rewards(), *rewards_in_file(file))]
+    available: dict[str, None] = {}
+    for case in cases:
+        for name in case["expected"]:
+            entry = (case.get("calls") or {}).get(name, name)
+            call = RewardCall(entry) if entry in known else find_call(entry)
+            # A function may be gone; then only its own case fails.
+            if call and (call.file or call.function in known or computes_names(file)):
+                available[entry] = None
+    scores: list[dict[str, float | None]] = [{} for _ in cases]
+    errors: dict[str, Mapping[str, Any]] = {}
+    if available:
+        scoring = Config(reward_functions=list(available), reward_functions_file=str(file), reward_timeout=timeout_s)
+        left_out = ("expected", "calls", "tokens", "completion")
+        lines = [
+            {key: value for key, value in case.items() if key not in left_out}
+            | {"completions": [{"text": case["completion"], "tokens": case.get("tokens") or []}]}
+            for case in cases
+        ]
+        for result in bench.score(scoring, lines, poll):
+            if result.error:
+                errors[result.name] = result.error
+            for given, score in zip(scores, result.given, strict=False):
+                given[result.name] = score
+    return [check(case, given, errors) for case, given in zip(cases, scores, strict=True)]
+
+
+def check(
+    case: Case, scores: Mapping[str, float | None], errors: Mapping[str, Mapping[str, Any]] | None = None
+) -> CaseResult:
+    """Compare with the expected scores; a missing score fails. `errors`: why functions gave none."""
+
+    def text(score: float | None) -> str:
+        return "no opinion" if score is None else f"{score:.6g}"
+
+    failures: list[str] = []
+    failed = {name: error for name, error in (errors or {}).items() if name in case["expected"]}
+    for name, expected in case["expected"].items():
+        score = scores.get(name, math.nan)
+        is_equal = expected is score
+        if expected is not None and score is not None:
+            is_equal = math.isclose(expected, score, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        if not is_equal:
+            given = f"gave {text(score)}" if name in scores else "gave no score"
+            reason = f" {failed[name]['sentence']}" if name in failed else ""
+            failures.append(f"{name} {given}; {text(expected)} is expected.{reason}")
+    return CaseResult(case, scores, tuple(failures), tuple(error["traceback"] for error in failed.values()))

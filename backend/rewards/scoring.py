@@ -35,8 +35,7 @@ from backend.utils.text import quote
 from backend.vision.pictures import open_picture
 
 if TYPE_CHECKING:
-    from backend.tools.runner import ToolRunner
-    from backend.tools.toolbox import RunTools
+    from backend.tools.toolbox import RunTools, Toolbox
 
 Sample = tuple[Problem, Completion]
 
@@ -167,7 +166,7 @@ class FunctionHost:
 
     def __init__(self, caller: Caller, notes: Sequence[str] = (), resolve: Callable[..., Any] = resolve) -> None:
         self.caller, self._notes, self._resolve = caller, list(notes), resolve
-        self._loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None, ToolRunner | None]] = {}
+        self._loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None, Toolbox | None]] = {}
 
     def release(self, key: int) -> None:
         tools = self._loaded.pop(key, ([], None, None))[2]
@@ -207,7 +206,7 @@ class FunctionHost:
                 stack.enter_context(contextlib.redirect_stderr(printed))
             samples = samples_of(request.groups)
             environments = None
-            if tools is not None and tools.toolbox.kinds:
+            if tools is not None and tools.kinds:
                 environments = [tools.environment(completion.conversation) for _, completion in samples]
                 for environment, (_, completion) in zip(environments, samples, strict=True):
                     if isinstance(environment, ServedEnvironment):
@@ -221,8 +220,8 @@ class FunctionHost:
         files = source.file, source.base
         try:
             tools = request.tools.open(executed) if request.tools else None
-            extra = tools.toolbox.rewards() if tools else []
-            if tools and tools.toolbox.kinds and not extra and not all(source.stages):
+            extra = tools.rewards() if tools else []
+            if tools and tools.kinds and not extra and not all(source.stages):
                 raise UserError("reward_functions", "Choose a reward function, or give the environment a get_reward.")
             optional = source.optional or bool(extra)
             stages: list[list[RewardFunction]] = []
@@ -252,8 +251,8 @@ class FunctionHost:
             stages=[[function.about for function in stage] for stage in stages],
             map_functions=list(file.map_functions if file else ()),
             notes=self._notes,
-            shared_schemas=tools.toolbox.shared_schemas if tools else [],
-            environment_schemas=tools.toolbox.environment_schemas if tools else {},
+            shared_schemas=tools.shared_schemas if tools else [],
+            environment_schemas=tools.environment_schemas if tools else {},
         )
 
 

@@ -13,10 +13,9 @@ from backend.rewards.allowed_code import AllowedCode, AllowedServers
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.rewards.scorer import Scorer, begin_scorer
 from backend.tools.host import NO_TOOLS, Poll, ToolHost, ToolSchemas
-from backend.tools.mcp_servers import McpServers
 from backend.tools.mcp_settings import openenv_servers
-from backend.tools.openenv import openenv_tools
 from backend.tools.scorer_tools import ScorerTools, tool_names
+from backend.tools.servers import McpServers, openenv_tools
 from backend.types import ToolCall, ToolResult
 from backend.utils.errors import UserError
 

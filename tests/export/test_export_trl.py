@@ -181,7 +181,7 @@ def test_tools_and_environments_are_carried(tmp_path: Path) -> None:
     assert yaml.safe_load((exported.path / "grpo_config.yaml").read_text())["max_tool_calling_iterations"] == 3
     opened = (
         "import json, dataset; from backend.tools.toolbox import run_tools; dataset.prepare();"
-        "tools = run_tools(dataset.settings()).open({}).toolbox; row = json.loads(dataset.TRAIN.read_text());"
+        "tools = run_tools(dataset.settings()).open({}); row = json.loads(dataset.TRAIN.read_text());"
         "print([*tools.tools], tools.environment_schemas['word'][0]['function']['name'], row['environment'])"
     )
     run = subprocess.run(

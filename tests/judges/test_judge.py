@@ -11,9 +11,8 @@ from typing import Any
 import keyring
 import pytest
 
-from backend.judges.judge import FILE, Judge, open_judge
+from backend.judges.judge import FILE, Judge, UnreadableError, open_judge, read_group, read_single
 from backend.judges.model_reward import ModelScores, UnreachableJudgeError
-from backend.judges.prompts import UnreadableError, read_group, read_single
 from backend.judges.rubric import Rubric, bundled_rubrics, read_rubric
 from backend.judges.server import find_servers, save_key
 from backend.rewards.allowed_code import allow_named, require_allowed
