@@ -14,7 +14,7 @@ from mlx_lm.utils import load
 
 from backend.config.config import Config, parse
 from backend.judges import local_model as module
-from backend.judges import prompts, reward_model
+from backend.judges import reward_model
 from backend.judges.judge import open_judge
 from backend.judges.local_model import LocalModel, SharingSampler, local_model
 from backend.judges.model_reward import ModelScores, model_entries
@@ -233,7 +233,7 @@ def test_replies_have_their_schema_and_no_thoughts(models: Path, monkeypatch: py
 def test_a_judge_scores_with_it_and_frees_its_memory(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "REASON_LENGTH", 4)
+    monkeypatch.setattr("backend.judges.judge.REASON_LENGTH", 4)
     gc.collect()
     before = mx.get_active_memory()
     rubric = tmp_path / "rubric.toml"
