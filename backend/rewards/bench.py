@@ -21,17 +21,9 @@ from typing import Any
 
 from backend.config.config import Config, keys_used_by
 from backend.judges.model_reward import model_entries
+from backend.rewards import catalogue
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, wait_on
-from backend.rewards.catalogue import (
-    RewardCall,
-    builtin_rewards,
-    computes_names,
-    find_call,
-    locate_reward_file,
-    reward_call,
-    rewards_in_file,
-)
 from backend.rewards.errors import RewardError
 from backend.rewards.findings import Sample, Scores, required_texts, verdicts
 from backend.rewards.scorer import Scorer
@@ -57,7 +49,7 @@ MOST_BYTES, MOST_CASE_BYTES = 2**31, 2**28  # of a file of completions, and of c
 
 def reward_file_of(config: Config) -> Path | None:
     file = config.reward_functions_file
-    return locate_reward_file(file).resolve() if file else None
+    return catalogue.locate_reward_file(file).resolve() if file else None
 
 
 class RewardBench:
@@ -171,16 +163,16 @@ def score_lines(
     # Labels and required texts are read from source.
     own, own_file = dict[str, str](), reward_file_of(config)
     with suppress(UserError):
-        own = {entry.name: entry.label for entry in rewards_in_file(own_file)} if own_file else {}
-    labels = {entry.name: entry.label for entry in builtin_rewards()} | own
+        own = {entry.name: entry.label for entry in catalogue.rewards_in_file(own_file)} if own_file else {}
+    labels = {entry.name: entry.label for entry in catalogue.builtin_rewards()} | own
     for number, result in enumerate(results):
         if number >= len(config.reward_functions):  # `get_reward` of an environment
             result.label = result.name
             continue
-        call = reward_call(config.reward_functions[number], labels)
+        call = catalogue.reward_call(config.reward_functions[number], labels)
         result.weight, result.label = config.weights[number], call.alias or labels.get(call.function, call.name)
         word = str(call.arguments.get("word", "")) if call.function == "keyword" else ""
-        file = locate_reward_file(call.file).resolve() if call.file else None
+        file = catalogue.locate_reward_file(call.file).resolve() if call.file else None
         file = own_file if call.function in own else file
         result.looks_for = (word,) if word else required_texts(call.name, call.function, file)
     completions = [completion for line in lines for completion in line["completions"]]
@@ -399,14 +391,14 @@ def rerun(
     bench: RewardBench, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
 ) -> list[CaseResult]:
     """Score every case with its functions. Raises UserError if the file cannot be loaded."""
-    known = [function.name for function in (*builtin_rewards(), *rewards_in_file(file))]
+    known = [function.name for function in (*catalogue.builtin_rewards(), *catalogue.rewards_in_file(file))]
     available: dict[str, None] = {}
     for case in cases:
         for name in case["expected"]:
             entry = (case.get("calls") or {}).get(name, name)
-            call = RewardCall(entry) if entry in known else find_call(entry)
+            call = catalogue.RewardCall(entry) if entry in known else catalogue.find_call(entry)
             # A function may be gone; then only its own case fails.
-            if call and (call.file or call.function in known or computes_names(file)):
+            if call and (call.file or call.function in known or catalogue.computes_names(file)):
                 available[entry] = None
     scores: list[dict[str, float | None]] = [{} for _ in cases]
     errors: dict[str, Mapping[str, Any]] = {}

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_file, read_bytes, user_path
@@ -255,50 +255,34 @@ def _short_names() -> dict[str, str]:
 
 
 def with_absolute_file(text: str, folder: Path) -> str:
-    """Entry with an absolute path before `::` if the file exists in `folder`, or of a reward model's folder there."""
-    if not (call := find_call(text)):
-        return text
-    if not call.file:
-        if call.function == JUDGE:  # its `rubric` and `model`
-            paths: dict[str, str] = {}
-            for name in ("rubric", "model"):
-                with suppress(UserError):
-                    path = user_path(str(call.arguments.get(name, "")), _SETTING, folder)
-                    if name in call.arguments and (is_file(path) or is_file(path / "config.json")):
-                        paths[name] = os.path.realpath(path)
-            return replace(call, arguments={**call.arguments, **paths}).text
+    """Entry with absolute paths of what exists in `folder`: the file before `::`, a reward model, a judge's files."""
+
+    def found(written: Any, inside: str = "") -> str:
         with suppress(UserError):
-            model = user_path(call.function, _SETTING, folder)
-            is_name = not call.is_model and call.function in {entry.name for entry in builtin_rewards()}
-            if is_file(model / "config.json") and not is_name:
-                return replace(call, function=os.path.realpath(model)).text
-        return text
-    try:
-        path = locate_reward_file(call.file, folder)
-    except UserError:  # reported where the entry is checked
-        return text
-    return replace(call, file=os.path.realpath(path)).text if is_file(path) else text
+            path = user_path(str(written), _SETTING, folder)
+            return os.path.realpath(path) if is_file(path / inside) else ""
+        return ""
+
+    call = find_call(text)
+    if call and call.file:
+        path = found(call.file)
+        return replace(call, file=path).text if path else text
+    if call and call.function == JUDGE:
+        named = {name: call.arguments[name] for name in ("rubric", "model") if name in call.arguments}
+        paths = {name: found(each) or found(each, "config.json") or each for name, each in named.items()}
+        return replace(call, arguments={**call.arguments, **paths}).text
+    if call and (call.is_model or call.function not in {entry.name for entry in builtin_rewards()}):
+        path = found(call.function, "config.json")
+        return replace(call, function=path).text if path else text
+    return text
 
 
-class Scorable(NamedTuple):
-    """Entries with weights, and names of those left out."""
-
-    names: list[str]
-    weights: list[float]
-    left_out: list[str]
-
-
-def scorable(names: Sequence[str], weights: Sequence[float], *, has_answer: bool) -> Scorable:
-    """Without an expected answer, leave out functions that need one. Missing `weights` mean 1."""
-    found = Scorable([], [], [])
-    for name, weight in zip(names, weights or [1.0] * len(names), strict=True):
-        call = find_call(name)
-        if call and call.function in COMPARING_REWARDS and not has_answer:
-            found.left_out.append(metric_name(name))
-        else:
-            found.names.append(name)
-            found.weights.append(weight)
-    return found
+def scorable(names: Sequence[str], weights: Sequence[float], *, has_answer: bool) -> tuple[list[str], list[float]]:
+    """Entries and weights; without an expected answer, without functions that need one. Missing `weights` mean 1."""
+    pairs = zip(names, weights or [1.0] * len(names), strict=True)
+    calls = [(name, weight, find_call(name)) for name, weight in pairs]
+    kept = [each for each in calls if has_answer or not each[2] or each[2].function not in COMPARING_REWARDS]
+    return [name for name, *_ in kept], [weight for _, weight, _ in kept]
 
 
 def tests_column(named: str, columns: Collection[str]) -> str:

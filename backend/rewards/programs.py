@@ -35,13 +35,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from backend.rewards.confinement.confine import (
-    confine_program,
-    make_working_folder,
-    readable_by_programs,
-    set_limits,
-    without_secrets,
-)
+from backend.rewards.confinement import confine
 from backend.rewards.program_tests import OBSERVE, OBSERVE_PAIR, OPERATORS
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
@@ -123,7 +117,7 @@ class ProgramRunner:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 # One thread: each has a stack, and programs run in parallel.
-                env=backend_environment(without_secrets(os.environ)) | {"OMP_NUM_THREADS": "1"},
+                env=backend_environment(confine.without_secrets(os.environ)) | {"OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
         self._not_confined = _receive(self._socket, time.monotonic() + _START_S)
@@ -156,17 +150,17 @@ def _receive(socket: Connection[Any, Any], deadline: float) -> Any:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    readable_by_programs()  # before the forks need it, as the module of the confinement
+    confine.readable_by_programs()  # before the forks need it, as the module of the confinement
     for name in (*PRELOADED, *(["backend.rewards.confinement.linux"] if sys.platform == "linux" else [])):
         import_module(name)
     socket = Connection(os.dup(0))
-    folder, _ = make_working_folder()
+    folder, _ = confine.make_working_folder()
     try:
         ours, theirs = os.pipe()
         pid = os.fork()
         if pid == 0:  # tries the confinement
             with suppress(BaseException):
-                os.write(theirs, confine_program(folder).encode() or b"-")
+                os.write(theirs, confine.confine_program(folder).encode() or b"-")
             os._exit(0)
         os.close(theirs)
         with open(ours, "rb") as pipe:
@@ -297,8 +291,8 @@ def _become_program(task: Task, folder: Path, seconds: float, memory_mb: int) ->
             with open("/proc/self/statm") as sizes:
                 taken = int(sizes.read().split()[0]) * resource.getpagesize()
             memory[resource.RLIMIT_AS] = taken + (memory_mb << 20) + _RESERVED
-        confine_program(folder)
-        set_limits(
+        confine.confine_program(folder)
+        confine.set_limits(
             memory
             | {
                 resource.RLIMIT_CPU: max(1, round(seconds + 0.5)),

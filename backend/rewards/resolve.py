@@ -16,21 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from backend.rewards import registry
-from backend.rewards.catalogue import (
-    BUILT_IN,
-    DEFAULT_REWARDS,
-    INPUTS,
-    Parameter,
-    RewardCall,
-    RewardEntry,
-    canonical_entry,
-    check_entries,
-    locate_reward_file,
-    not_in_file,
-    parse_reward_file,
-    rewards_in_file,
-)
+from backend.rewards import catalogue, registry
 from backend.rewards.errors import describe_error
 from backend.rewards.functions import r1
 from backend.rewards.registry import REWARD_REGISTRY, FunctionDescription, RewardCallable
@@ -114,24 +100,20 @@ def resolve(
     (default: working directory). `executed` caches files already run. Raises UserError on `reward_functions_file` or
     `reward_functions`."""
     executed = {} if executed is None else executed
-    user_file = None
-    if file is not None:
-        path = locate_reward_file(file).resolve()
-        user_file = executed[path] = executed.get(path) or load_reward_file(file)
+    user_file = load_reward_file(file, executed) if file else None
     registered = user_file.functions if user_file else {}
     by_name = REWARD_REGISTRY | registered
     resolved: list[RewardFunction] = []
 
-    def find(entry: RewardCall) -> RewardEntry | None:
+    def find(entry: catalogue.RewardCall) -> catalogue.RewardEntry | None:
         if entry.file:
-            path = locate_reward_file(entry.file, base).resolve()
-            if path not in executed:
-                executed[path] = load_reward_file(path, plain=True)
-            own_file, contents = executed[path], vars(executed[path].module)
+            path = catalogue.locate_reward_file(entry.file, base).resolve()
+            own_file = load_reward_file(path, executed, plain=True)
+            contents = vars(own_file.module)
             if entry.function not in contents:
                 module = own_file.module.__name__
                 here = [name for name, value in contents.items() if getattr(value, "__module__", "") == module]
-                raise UserError(_SETTING, not_in_file(entry.function, path, here))
+                raise UserError(_SETTING, catalogue.not_in_file(entry.function, path, here))
             call = contents[entry.function]
         elif entry.function in by_name:
             own_file, call = user_file if entry.function in registered else None, by_name[entry.function]
@@ -140,21 +122,23 @@ def resolve(
         dialect = "trl" if entry.file or (own_file and own_file.is_plain) else "ours"
         function = RewardFunction.of(entry.name, call, own_file, dialect=dialect, kwargs=entry.arguments)
         settable = tuple(
-            Parameter(
+            catalogue.Parameter(
                 each.name,
                 "" if each.annotation is each.empty else inspect.formatannotation(each.annotation).strip("'"),
                 None if each.default is each.empty else repr(each.default),
             )
             for each in function.parameters.values()
-            if each.kind in _NAMED and each.name not in INPUTS
+            if each.kind in _NAMED and each.name not in catalogue.INPUTS
             if each.default is not each.empty or each.kind is each.KEYWORD_ONLY
         )
         # A column may have the name of a parameter. A user's function means the column, a shipped one never does.
         excluded = {*entry.arguments, *(each.name for each in settable if own_file is None)}
         resolved.append(replace(function, excluded=excluded))
-        return RewardEntry(entry.name, "", "", str(own_file.path) if own_file else BUILT_IN, 0, settable)
+        return catalogue.RewardEntry(
+            entry.name, "", "", str(own_file.path) if own_file else catalogue.BUILT_IN, 0, settable
+        )
 
-    problems = check_entries(names, by_name, find)
+    problems = catalogue.check_entries(names, by_name, find)
     if not names:
         problems = [ConfigProblem(_SETTING, "No reward function is chosen.")]
     for function, text in zip(resolved, names, strict=True) if not problems else ():
@@ -162,7 +146,7 @@ def resolve(
             if function.about.file is None:
                 function.call(prompts=[], completions=[], answer=[], **function.kwargs)
         except ValueError as error:
-            problems.append(ConfigProblem(_SETTING, f"{canonical_entry(text)} cannot be used: {error}."))
+            problems.append(ConfigProblem(_SETTING, f"{catalogue.canonical_entry(text)} cannot be used: {error}."))
     if problems:
         raise UserError(problems)
     return resolved
@@ -181,13 +165,18 @@ def _indexes_messages(call: Any, depth: int = 2) -> bool:
     return within or bool(_MESSAGE.search(source))
 
 
-def load_reward_file(path: str | Path, *, plain: bool = False, setting: str = "") -> RewardFile:
-    """Run a .py or .txt file and collect what it registers, else its plain functions. `plain`: it is used as
-    `file.py::function` and may have none of either. Raises UserError on `setting`, by default `reward_functions` if
-    plain, else `reward_functions_file`."""
-    path = locate_reward_file(path)
+def load_reward_file(
+    path: str | Path, executed: dict[Path, RewardFile] | None = None, *, plain: bool = False, setting: str = ""
+) -> RewardFile:
+    """Run a .py or .txt file unless it is `executed`, and collect what it registers, else its plain functions. `plain`:
+    it is used as `file.py::function` and may have none of either. Raises UserError on `setting`, by default
+    `reward_functions` if plain, else `reward_functions_file`."""
+    path = catalogue.locate_reward_file(path)
+    executed = {} if executed is None else executed
+    if known := executed.get(path.resolve()):
+        return known
     setting = setting or (_SETTING if plain else "reward_functions_file")
-    tree = parse_reward_file(path, setting)
+    tree = catalogue.parse_reward_file(path, setting)
     functions: dict[str, RewardCallable] = {}
     maps: dict[str, RewardCallable] = {}
     # In `sys.modules` for dataclasses and pickle.
@@ -206,7 +195,7 @@ def load_reward_file(path: str | Path, *, plain: bool = False, setting: str = ""
             advice = f" Begin the file with “from backend.rewards import {name}”." if name in _DECORATORS else ""
             sentence, cause = f"{quote(path.name, 40)} cannot be loaded: {describe_error(error, path)}.{advice}", error
     sys.modules |= installed
-    listed = [entry.name for entry in rewards_in_file(path)]
+    listed = [entry.name for entry in catalogue.rewards_in_file(path)]
     is_plain = not functions
     if is_plain:
         functions |= {name: vars(module)[name] for name in listed if name in vars(module)}
@@ -222,7 +211,8 @@ def load_reward_file(path: str | Path, *, plain: bool = False, setting: str = ""
             notes[name] = f"{path.name} registers {name} {times[name]} times; the last one counts."
         elif name in REWARD_REGISTRY:
             notes[name] = f"{name} of {path.name} takes the place of the built-in function of that name."
-    return RewardFile(path, functions, notes, module, maps, is_plain)
+    loaded = executed[path.resolve()] = RewardFile(path, functions, notes, module, maps, is_plain)
+    return loaded
 
 
 def _stand_in_library(table: registry.Table) -> dict[str, ModuleType]:
@@ -243,10 +233,10 @@ def _stand_in_library(table: registry.Table) -> dict[str, ModuleType]:
             "register_reward_function": registry.register_reward_function,
             "register_map_function": registry.register_map_function,
             "get_reward_function": functools.partial(registry.get_reward_function, table=table),
-            "get_default_reward_functions": lambda: [REWARD_REGISTRY[name] for name in DEFAULT_REWARDS],
+            "get_default_reward_functions": lambda: [REWARD_REGISTRY[name] for name in catalogue.DEFAULT_REWARDS],
             "list_available_reward_functions": lambda: [*table],
             "r1_extract_xml_answer": r1.extract_answer,
-            **{name: REWARD_REGISTRY[name] for name in DEFAULT_REWARDS},
+            **{name: REWARD_REGISTRY[name] for name in catalogue.DEFAULT_REWARDS},
         }
     )
     sys.modules |= modules  # they stay: a function may import it when it is called

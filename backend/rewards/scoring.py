@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.rewards.calls import Caller, CallError, Poll, Scores, read_scores, timeout_words, wait_on
-from backend.rewards.catalogue import INPUTS, locate_reward_file, metric_name, nearest, repeated_names
+from backend.rewards.catalogue import INPUTS, metric_name, nearest, repeated_names
 from backend.rewards.errors import Failure, class_name, describe_error, printable
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
@@ -239,13 +239,11 @@ class FunctionHost:
                 for name, count in Counter(function.about.name for function in stages[-1]).items():
                     if count > 1:
                         raise UserError("environment", f"{quote(name, 40)} names two functions that score; rename one.")
-            if source.file and locate_reward_file(source.file).resolve() not in executed:  # for its map functions
-                executed[locate_reward_file(source.file).resolve()] = load_reward_file(source.file)
+            file = load_reward_file(source.file, executed) if source.file else None  # for its map functions
         except UserError as error:
             named = source.file or (source.files[0] if len(source.files) == 1 else None)
             problems = [(problem.setting, problem.sentence) for problem in error.faults]
             return Answer(Failure.of(problems[0][1], error.__cause__, named), problems)
-        file = executed.get(locate_reward_file(source.file).resolve()) if source.file else None
         self._loaded[request.key] = stages, file, tools
         return Answer(
             stages=[[function.about for function in stage] for stage in stages],

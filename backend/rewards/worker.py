@@ -28,13 +28,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from backend.rewards.calls import Caller, Poll, timeout_words, wait_on
-from backend.rewards.confinement.confine import (
-    INSIDE,
-    confine,
-    confined_environment,
-    make_working_folder,
-    secret_places,
-)
+from backend.rewards.confinement import confine
 from backend.rewards.confinement.guard import END_SIGNAL, guard
 from backend.rewards.errors import Failure, describe_error, printable
 from backend.rewards.scoring import Answer, FunctionHost, LoadRequest, Request, ScoreRequest, ToolRequest
@@ -142,7 +136,7 @@ class _Child:
     """One worker process, in a working folder of its own."""
 
     def __init__(self, network: bool) -> None:
-        folder, kept = make_working_folder()
+        folder, kept = confine.make_working_folder()
         self.folder = folder
         # Open before the worker is confined, and read without mapping it: user code may write and truncate it.
         self._stacks = tempfile.TemporaryFile("a+b")  # noqa: SIM115
@@ -153,7 +147,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder,
-            env=confined_environment(folder, network, backend_environment()),
+            env=confine.confined_environment(folder, network, backend_environment()),
             start_new_session=True,
             pass_fds=[self._stacks.fileno()],
         )
@@ -165,7 +159,7 @@ class _Child:
         self._end = weakref.finalize(self, _end, self.process, self._output, folder, kept)
         self._prefix = b""
         # Its own environment does not say where this user's secrets are.
-        self._send((network, secret_places(), self._stacks.fileno()))
+        self._send((network, confine.secret_places(), self._stacks.fileno()))
 
     def end(self, grace_s: float) -> None:
         """Close its requests; after `grace_s` kill it and its descendants and remove its folder."""
@@ -344,9 +338,9 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
     try:
         network, secrets, stacks = _load(requests)
         os.set_inheritable(stacks, False)
-        confinement = confine([Path.cwd()], network, secrets)
+        confinement = confine.confine([Path.cwd()], network, secrets)
         if confinement.files:
-            os.environ[INSIDE] = "1"
+            os.environ[confine.INSIDE] = "1"
         faulthandler.enable(stacks)
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True, errors="replace")  # pyright: ignore[reportAttributeAccessIssue]

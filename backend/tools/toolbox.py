@@ -59,17 +59,13 @@ class RunTools:
 
     def open(self, executed: dict[Path, RewardFile]) -> Toolbox:
         """Run the files and load what they define; `executed` caches files already run. Raises UserError."""
-
-        def contents(path: Path, setting: str) -> RewardFile:
-            if path not in executed:
-                executed[path] = load_reward_file(path, plain=True, setting=setting)
-            return executed[path]
-
-        tools = _tools_of(contents(self.file, "tools_file"), self.names) if self.file else self.functions
+        tools = self.functions
+        if self.file:
+            tools = _tools_of(load_reward_file(self.file, executed, plain=True, setting="tools_file"), self.names)
         kinds = [EnvironmentKind(name, factory) for name, factory in self.factories.items()]
         kinds += [EnvironmentKind(name, type(title, (ServedEnvironment,), {})) for name, title in self.served.items()]
         for name, (path, function) in self.environments.items():
-            module = contents(path, "environment").module
+            module = load_reward_file(path, executed, plain=True, setting="environment").module
             found = vars(module)
             if function not in found:
                 own = (key for key, value in found.items() if getattr(value, "__module__", "") == module.__name__)

@@ -15,7 +15,7 @@ from backend.config.config import Config
 from backend.config.other_programs.trl import reward_entries
 from backend.config.setting import RewardSettings
 from backend.rewards.calls import ThreadCaller
-from backend.rewards.catalogue import find_call, locate_reward_file, metric_name, with_absolute_file
+from backend.rewards.catalogue import find_call, metric_name, with_absolute_file
 from backend.rewards.errors import class_name
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
@@ -130,12 +130,9 @@ def _host(calls: Mapping[str, Callable[..., Any]], tools: OwnTools) -> FunctionH
         names: Sequence[str], file: Path | None, base: Path, executed: dict[Path, RewardFile]
     ) -> list[RewardFunction]:
         if file:  # no entry may name a function of it, and rows be mapped by one
-            path = locate_reward_file(file).resolve()
-            executed[path] = executed.get(path) or load_reward_file(path)
-
+            load_reward_file(file, executed)
         if not names:
             raise UserError("reward_functions", "No reward function is chosen, and no environment has a get_reward.")
-
         return [
             RewardFunction.of(name, calls[name], dialect="trl")
             if (name := _own_name(entry)) in calls
