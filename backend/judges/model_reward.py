@@ -13,9 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
-from backend.rewards.calls import Poll
+from backend.rewards.calls import Failure, Poll, RewardError
 from backend.rewards.catalogue import JUDGE, builtin_rewards, find_call, read_call, reward_faults, rewards_in_file
-from backend.rewards.errors import Failure, RewardError
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scoring import TrainerState
 from backend.types import Group

@@ -30,9 +30,8 @@ from backend.models.loading import fetch, open_weights, read_weights
 from backend.models.model_folder import check_config, header_of
 from backend.models.policy import QUANTIZATION, frozen, is_quantised, quantize
 from backend.models.tokenizers import load_tokenizer, reason_of
-from backend.rewards.calls import Poll
+from backend.rewards.calls import Failure, Poll, RewardError
 from backend.rewards.catalogue import RewardCall
-from backend.rewards.errors import Failure, RewardError
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scoring import TrainerState, inputs_for, samples_of
 from backend.types import Group, content_text

@@ -173,14 +173,12 @@ class AllowedCode:
         """Code of these settings that is not allowed with its rights; paths relative to `base`."""
         allowed, wanted, missing = self._read(), Rights.of(settings), list[CodeToAllow]()
         for path in code_files(settings, base):
-            try:
+            with suppress(UserError):  # one that cannot be read cannot be run either; a run says so
                 code = read_code(path)
-            except UserError:  # it cannot be read, so it cannot be run either; a run says so
-                continue
-            fingerprint, rights = allowed.get(str(path), ("", Rights()))
-            if fingerprint != code.fingerprint or not rights.cover(wanted):
+                fingerprint, rights = allowed.get(str(path), ("", Rights()))
                 is_edit = fingerprint not in ("", code.fingerprint) and rights.cover(wanted)
-                missing.append(CodeToAllow(code, is_edit, wanted))
+                if fingerprint != code.fingerprint or not rights.cover(wanted):
+                    missing.append(CodeToAllow(code, is_edit, wanted))
         return missing
 
     def fingerprints(self, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -250,12 +248,12 @@ def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, al
             advice = "Read it first; --allow-code runs it from now on."
             problems.append(ConfigProblem("reward_functions_file", f"{sentence} {advice}"))
     for name, server in AllowedServers().missing(settings).items():
-        if name.startswith(JUDGES_SERVER):
-            sentence = f"The {quote(name, 90)} would get the prompts and completions of this run"
-            problems.append(ConfigProblem("reward_functions", f"{sentence}; --allow-code allows it from now on."))
-            continue
-        sentence = f"The {quote(name, 55)} was never allowed on this machine: {quote(server.starts, 90)}."
         setting = "mcp_servers" if name.startswith("MCP") else "environment"
-        problems.append(ConfigProblem(setting, f"{sentence} --allow-code starts it from now on."))
+        sentence = f"The {quote(name, 55)} was never allowed on this machine: {quote(server.starts, 90)}."
+        sentence += " --allow-code starts it from now on."
+        if name.startswith(JUDGES_SERVER):
+            setting, sentence = "reward_functions", f"The {quote(name, 90)} would get the prompts and completions of"
+            sentence += " this run; --allow-code allows it from now on."
+        problems.append(ConfigProblem(setting, sentence))
     if problems:
         raise UserError(problems)

@@ -59,7 +59,7 @@ _SETTING = "reward_functions"
 _REWARD_FILE = "reward_functions_file"
 _REWARD_DECORATOR = "register_reward_function"
 _REWARDS_FOLDER = Path(__file__).parent / "functions"
-_REWARD_MODULES = ("r1", "answers", "formats", "lengths", "code", "judge")
+_REWARD_MODULES = ("r1", "answers", "formats", "code", "judge")
 _ENDING = re.compile(r"_reward(_func)?$")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 _FILE = re.compile(r"""([^"'=]*?)::(.*)""", re.DOTALL)

@@ -16,6 +16,7 @@ import atexit
 import fcntl
 import json
 import numbers
+import operator
 import os
 import resource
 import select
@@ -26,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing import Pipe
@@ -36,7 +37,6 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from backend.rewards.confinement import confine
-from backend.rewards.program_tests import OBSERVE, OBSERVE_PAIR, OPERATORS
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.files import reason, remove_tree, walk
@@ -59,6 +59,22 @@ _RESERVED = 1 << 30  # bytes of address space that libraries reserve and do not 
 _MODULE = "solution"  # module name for imports, as in `from solution import add`
 _TAGS: dict[str, Any] = {"l": list, "t": tuple, "s": (set, frozenset), "d": dict}
 _KINDS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "d": dict}
+
+OBSERVE, OBSERVE_PAIR = "__observe__", "__observe_pair__"
+"""Names called with (number, value) and (number, operator, left, right)."""
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "Eq": operator.eq,
+    "NotEq": operator.ne,
+    "Lt": operator.lt,
+    "LtE": operator.le,
+    "Gt": operator.gt,
+    "GtE": operator.ge,
+    "Is": operator.is_,
+    "IsNot": operator.is_not,
+    "In": lambda a, b: a in b,
+    "NotIn": lambda a, b: a not in b,
+}
 
 Task = Mapping[str, Any]
 TaskResult = Mapping[str, Any]

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from backend.rewards import catalogue, registry
-from backend.rewards.errors import describe_error
+from backend.rewards.calls import describe_error
 from backend.rewards.functions import r1
 from backend.rewards.registry import REWARD_REGISTRY, FunctionDescription, RewardCallable
 from backend.utils.errors import ConfigProblem, UserError

@@ -16,9 +16,8 @@ from backend.judges import model_reward
 from backend.judges.model_reward import ModelReward, UnreachableJudgeError
 from backend.rewards import scoring
 from backend.rewards.allowed_code import code_files
-from backend.rewards.calls import Poll, ThreadCaller, timeout_words, wait_on
+from backend.rewards.calls import Failure, Poll, RewardError, ThreadCaller, timeout_words, wait_on
 from backend.rewards.catalogue import locate_reward_file, nearest
-from backend.rewards.errors import Failure, RewardError
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scoring import Answer, FunctionHost, RewardSource, Sample, TrainerState
 from backend.rewards.worker import RewardWorker

@@ -22,9 +22,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.rewards.calls import Caller, CallError, Poll, Scores, read_scores, timeout_words, wait_on
+from backend.rewards.calls import (
+    Caller,
+    CallError,
+    Failure,
+    Poll,
+    Scores,
+    class_name,
+    describe_error,
+    printable,
+    read_scores,
+    timeout_words,
+    wait_on,
+)
 from backend.rewards.catalogue import INPUTS, metric_name, nearest, repeated_names
-from backend.rewards.errors import Failure, class_name, describe_error, printable
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.tools.host import ServedEnvironment

@@ -27,10 +27,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from backend.rewards.calls import Caller, Poll, timeout_words, wait_on
+from backend.rewards.calls import Caller, Failure, Poll, describe_error, printable, timeout_words, wait_on
 from backend.rewards.confinement import confine
 from backend.rewards.confinement.guard import END_SIGNAL, guard
-from backend.rewards.errors import Failure, describe_error, printable
 from backend.rewards.scoring import Answer, FunctionHost, LoadRequest, Request, ScoreRequest, ToolRequest
 from backend.types import Group
 from backend.utils.child_process import module_command

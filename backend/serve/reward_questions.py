@@ -33,8 +33,8 @@ from backend.rewards.bench import (
     score_lines,
     write_cases,
 )
+from backend.rewards.calls import RewardError
 from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
-from backend.rewards.errors import RewardError
 from backend.runs.completion_rows import CompletionIndex, ScoringRow
 from backend.runs.run_folder import RunFolder
 from backend.serve.questions import QuestionCall

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.rewards.calls import CallError, ThreadCaller
-from backend.rewards.errors import class_name, describe_error, text_of
+from backend.rewards.calls import CallError, ThreadCaller, class_name, describe_error, text_of
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file
 from backend.rewards.scoring import ToolRequest

@@ -20,9 +20,8 @@ from backend.judges.local_model import LocalModel, SharingSampler, local_model
 from backend.judges.model_reward import ModelScores, model_entries
 from backend.judges.reward_model import open_reward_model
 from backend.rewards.bench import RewardBench, line_of, score_lines
-from backend.rewards.calls import ThreadCaller
+from backend.rewards.calls import Failure, RewardError, ThreadCaller
 from backend.rewards.catalogue import RewardCall, canonical_entry, metric_name, read_call, with_absolute_file
-from backend.rewards.errors import Failure, RewardError
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import FunctionHost, RewardSource, TrainerState

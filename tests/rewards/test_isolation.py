@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from backend.rewards.calls import RewardError
 from backend.rewards.confinement.confine import FOLDER_PREFIX, make_working_folder
-from backend.rewards.errors import RewardError
 from backend.rewards.resolve import resolve
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import Answer, RewardSource, TrainerState

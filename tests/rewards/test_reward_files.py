@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from backend.rewards import get_reward_function
-from backend.rewards.errors import RewardError
+from backend.rewards.calls import RewardError
 from backend.rewards.registry import REWARD_REGISTRY
 from backend.rewards.resolve import load_reward_file, resolve
 from backend.rewards.scoring import Answer, TrainerState

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.rewards.calls import RewardError
 from backend.rewards.catalogue import COMPARING_REWARDS, JUDGE, builtin_rewards
-from backend.rewards.errors import RewardError
 from backend.rewards.functions import math_equality
 from backend.rewards.functions.answers import value
 from backend.rewards.functions.formats import regex_match

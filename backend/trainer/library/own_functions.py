@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from backend.config.config import Config
 from backend.config.other_programs.trl import reward_entries
 from backend.config.setting import RewardSettings
-from backend.rewards.calls import ThreadCaller
+from backend.rewards.calls import ThreadCaller, class_name
 from backend.rewards.catalogue import find_call, metric_name, with_absolute_file
-from backend.rewards.errors import class_name
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
 from backend.rewards.scoring import FunctionHost

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 
 from backend.config.config import Config
 from backend.config.settings.training import OWN
-from backend.rewards.errors import class_name, describe_error
+from backend.rewards.calls import class_name, describe_error
 from backend.trainer.library.own_functions import name_of
 from backend.trainer.run_context import Engine
 from backend.training.optimizers import OwnUpdates, rate_of, restore, state_arrays
