@@ -18,10 +18,8 @@ from backend.rewards.calls import wait_on
 from backend.rewards.scorer import begin_scorer
 from backend.rewards.scoring import TrainerState
 from backend.tools.host import ToolHost
-from backend.tools.load import load_tools
+from backend.tools.load import ScorerTools, load_tools, openenv_tools
 from backend.tools.mcp_settings import openenv_servers
-from backend.tools.scorer_tools import ScorerTools
-from backend.tools.servers import openenv_tools
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
 from backend.utils.places import resources

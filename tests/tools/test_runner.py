@@ -19,7 +19,7 @@ from backend.rewards.resolve import RewardFunction
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import FunctionHost, RewardSource, TrainerState
 from backend.tools import toolbox
-from backend.tools.scorer_tools import ScorerTools
+from backend.tools.load import ScorerTools
 from backend.tools.toolbox import RunTools, Toolbox, run_tools
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError

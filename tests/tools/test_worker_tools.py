@@ -14,8 +14,7 @@ from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import RewardSource, ToolRequest, TrainerState
 from backend.rewards.worker import RewardWorker
 from backend.tools.host import Poll, ToolSchemas
-from backend.tools.load import SeveralHosts
-from backend.tools.scorer_tools import ScorerTools
+from backend.tools.load import ScorerTools, SeveralHosts
 from backend.tools.toolbox import RunTools, Toolbox
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult
 from backend.utils.errors import UserError
