@@ -132,8 +132,7 @@ class Judge:
             self._ask_group(group)
 
     def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> ModelScores:
-        """Wait for the judgements of all completions. Raises UnreachableJudgeError where the server is gone
-        and the run should pause; calling it again asks what is missing."""
+        """Wait for all judgements. Raises UnreachableJudgeError where the run should pause and ask again."""
         began = time.monotonic()
         places = [place for group in groups for place in self._ask_group(group)]
         try:
@@ -391,8 +390,7 @@ def _judgement(row: dict[str, Any]) -> Judgement:
 
 
 def _object(reply: str) -> dict[str, Any]:
-    """The first JSON object of a reply, after what it thought, in a fenced block or with text around. Raises
-    UnreadableError."""
+    """The first JSON object of a reply, behind what it thought. Raises UnreadableError."""
     # LaTeX in an explanation has backslashes that JSON does not allow.
     text = _ESCAPE.sub(lambda found: found[0] if found[1] else r"\\", _THOUGHT.sub("", reply)).rstrip()
     start = text.find("{")

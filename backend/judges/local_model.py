@@ -58,8 +58,8 @@ class LocalModel:
         self._always_thinks = self.tokenizer.has_thinking and "enable_thinking" not in template
 
     def replies(self, prompts: Sequence[Messages], limits: Sequence[int], poll: Poll, schema: str = "") -> list[str]:
-        """The reply to each prompt without the model's thoughts, of at most about `limits` tokens, and held to the JSON
-        `schema`. `poll` is called often, and may raise. Raises UserError where the chat template fails."""
+        """Replies without thoughts, of about `limits` tokens, held to the JSON `schema`. `poll` may raise. Raises
+        UserError where the chat template fails."""
         if not prompts:
             return []
         tokens = [self._tokens(messages) for messages in prompts]

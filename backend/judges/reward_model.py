@@ -275,8 +275,8 @@ class _Parts(nn.Module):
 
 
 class ModernBert(nn.Module):
-    """ModernBERT with a classification head (arXiv:2412.13663), whose attention looks both ways: mlx-lm has none. Its
-    modules have the names of transformers, whose weights load as they are.
+    """ModernBERT with a classification head (arXiv:2412.13663), which mlx-lm lacks, with transformers' names of
+    modules.
 
     Tokens [B, T], padded on the right, and their lengths [B] → scores [B]."""
 

@@ -37,8 +37,7 @@ RISKY_MODULES = (
 
 
 class TrustRecord:
-    """Code and hosts files (`backend.distributed`) allowed on this machine. Stored in `file`, by default in the
-    preferences folder."""
+    """Code and hosts files allowed on this machine, in `file`, by default in the preferences folder."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file or places.preferences_folder() / FILE
@@ -102,8 +101,7 @@ def read_code(path: Path) -> CodeFile:
 
 
 def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Path]:
-    """Existing files that a run with these raw settings executes, without duplicates. `reward_functions_file`,
-    `tools_file` and paths before `::`, stages included, relative to `base` (default: working directory)."""
+    """Existing files that a run with these raw settings executes, stages included; paths relative to `base`."""
     settings = translate(settings)[0]  # as the run itself will read them
     named = settings.get("reward_functions_file")
     environment = settings.get("environment")
@@ -210,8 +208,7 @@ class AllowedCode:
 
 
 class AllowedServers:
-    """MCP and OpenEnv servers, and hosts of judges, in a record, by default this machine's: SHA-256 of what decides
-    what starts → that."""
+    """MCP and OpenEnv servers, and hosts of judges, by the SHA-256 of what decides what starts."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._record = TrustRecord(file)
@@ -233,8 +230,8 @@ def allow_named(settings: Mapping[str, Any], base: Path | None = None) -> None:
 
 
 def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, allow: bool = False) -> None:
-    """Raise UserError for code or an MCP server of a run folder that was never allowed here; `allow` allows it. Edited
-    versions of allowed files pass on the command line; the window asks again. An edited server does not pass."""
+    """Raise UserError for code or a server of a run folder that was never allowed here; `allow` allows it. Edited files
+    pass on the command line, edited servers do not; the window asks again."""
     if allow:
         allow_named(settings, base)
         return

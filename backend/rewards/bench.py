@@ -68,8 +68,8 @@ _MARKS = re.compile(r"</?[A-Za-z_]\w*>|\\boxed|####")
 
 @dataclass(slots=True)
 class Scores:
-    """Scores of one function. `given`: one per completion, None for no opinion, empty after an `error`, the place of
-    `RewardError`. `looks_for`: required texts. `logged`: columns by name."""
+    """Of one function. `given`: of each completion, empty after an `error`, the place of `RewardError`. `looks_for`:
+    required texts. `logged`: columns by name."""
 
     name: str
     label: str = ""
@@ -92,8 +92,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Scored completions. `sizes`: completions per group; `texts`, `stops`, `rewards`: one per completion; `answers`:
-    one per group."""
+    """Scored completions. `sizes`: of groups; `texts`, `stops`, `rewards`: of completions; `answers`: of groups."""
 
     sizes: Sequence[int]
     texts: Sequence[str]
@@ -287,8 +286,7 @@ class RewardBench:
         poll: Poll = wait_on,
         on_function: Callable[[str], None] = lambda name: None,
     ) -> list[Scores]:
-        """Score all completions with each of the `reward_functions` separately. `poll` may raise to cancel;
-        `on_function` gets each name first. Raises UserError."""
+        """Score all completions with each function separately. `poll` may raise to cancel. Raises UserError."""
         groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(lines)]
         state = TrainerState(max_completion_length=config.max_completion_length)
         results: list[Scores] = []
@@ -317,8 +315,8 @@ class RewardBench:
 
     @contextmanager
     def tools(self, config: Config, scoring: Config, poll: Poll = wait_on) -> Iterator[ToolHost | None]:
-        """The tools of a run, in the process that scores; nothing is scored meanwhile. Their environments stay until
-        the next rollout, for functions that read them. Raises UserError."""
+        """A run's tools, in the process that scores, which waits. Environments stay until the next rollout. Raises
+        UserError."""
         named = {key: getattr(config, key) for key in keys_used_by("tools")}
         with self._lock:
             try:
@@ -371,9 +369,9 @@ def score_lines(
     poll: Poll = wait_on,
     on_function: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Any]:
-    """Score groups; `poll` and `on_function` as in `RewardBench.score`. Raises UserError. Returns {"scored":
-    [{"rewards", "reward", "advantage", "logged"?} of each completion, by group], "functions": [{"name", "label",
-    "weight", "seconds", "error", "printed"}], "findings": [Finding as a dict], "seconds"}."""
+    """Score groups, as `RewardBench.score`. Returns {"scored": [{"rewards", "reward", "advantage", "logged"?} of each
+    completion, by group], "functions": [{"name", "label", "weight", "seconds", "error", "printed"}], "findings",
+    "seconds"}."""
     start = time.perf_counter()
     results = bench.score(config, lines, poll, on_function)
     seconds = time.perf_counter() - start

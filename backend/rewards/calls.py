@@ -41,10 +41,9 @@ _BUNDLED_MODULES = "; not in the app: use grpo-studio from pip"
 
 @dataclass(eq=False)
 class Failure(Exception):
-    """Failure of user code, as the reward worker reports it. `what`: words after the function's name, with a line if it
-    `raised`; `function`, `completion`: indices in the call, the latter None if no single completion is to blame;
-    `line`: innermost line of `file`, or 0; `frames`: {"line", "function", "code"} of its lines on the stack, outermost
-    first."""
+    """Failure of user code. `what`: words after the function's name, with a line if it `raised`; `function`,
+    `completion`: indices in the call, the latter None if none is to blame; `line`: innermost line of `file`, or 0;
+    `frames`: {"line", "function", "code"} of its lines on the stack, outermost first."""
 
     what: str
     function: int = 0
@@ -111,8 +110,7 @@ def class_name(value: object, limit: int = _NAME) -> str:
 
 
 def describe_error(error: BaseException, file: Path | None, limit: int = LONGEST_ERROR) -> str:
-    """`ValueError: message (my_rewards.py, line 12)` in about `limit` characters. Adds advice on missing modules in a
-    bundled app."""
+    """`ValueError: message (my_rewards.py, line 12)` in about `limit` characters."""
     frames = traceback.extract_tb(error.__traceback__)
     in_file = [frame for frame in frames if frame.filename == str(file)]
     location = ""
@@ -143,8 +141,7 @@ def wait_on() -> None:
 
 
 class CallError(Exception):
-    """The function with this index raised `error`, possibly SystemExit. None: it hung, and was at `stack`. `runs_on`:
-    its thread could not be interrupted."""
+    """Function `index` raised `error`; None: it hung at `stack`. `runs_on`: its thread could not be interrupted."""
 
     def __init__(self, index: int, error: BaseException | None, stack: str = "", *, runs_on: bool = False) -> None:
         super().__init__()
@@ -191,9 +188,8 @@ def _score(value: Any, index: int) -> float:
 
 
 class Caller:
-    """Calls user code in the current thread, without a limit unless it is async. Calls `mark(index, True)` before a
-    function and `mark(-1, True)` after it. Of functions that are awaited together `mark(index, False)` says which one
-    is running, or waits."""
+    """Calls user code in this thread, without a limit unless it is async. Calls `mark(index, True)` before a function,
+    `mark(-1, True)` after it, and `mark(index, False)` for the one that runs of those awaited together."""
 
     def __init__(self, mark: Callable[[int, bool], None] = lambda index, begins: None) -> None:
         self.poll: Poll = wait_on
@@ -209,8 +205,8 @@ class Caller:
         return value
 
     def gather(self, seconds: float, calls: Mapping[int, Awaitable[Any]]) -> dict[int, tuple[Any, float]]:
-        """(value, seconds) of concurrent calls by index; the first failure cancels all. Raises CallError. The event
-        loop persists between steps, since open connections belong to it."""
+        """(value, seconds) of concurrent calls; the first failure cancels all. Raises CallError. The event loop
+        persists between steps, since open connections belong to it."""
         results: dict[int, tuple[Any, float]] = {}
         failures: list[CallError] = []
 

@@ -74,8 +74,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """A parsed entry of `reward_functions`. `file` is the path before `::`, or ""; `function` of a reward model is its
-    folder or id."""
+    """A parsed entry. `file` is the path before `::`, or ""; `function` of a reward model is its folder or id."""
 
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -100,8 +99,7 @@ class RewardCall:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A settable parameter. `kind` and `default` are source text, such as `int | None` and `3`; default None means
-    required."""
+    """A settable parameter. `kind` and `default` are source text; default None means required."""
 
     name: str
     kind: str
@@ -110,8 +108,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class RewardEntry:
-    """A reward function for tables. `scores`: first sentence of its docstring; `source`: "built in" or a path; `line`
-    of its `def`."""
+    """A function for tables. `scores`: first sentence of its docstring; `source`: "built in" or a path."""
 
     name: str
     label: str
@@ -176,8 +173,7 @@ def _written(value: Any) -> str:
 
 
 def split_names(entries: str | Iterable[Any]) -> list[str]:
-    """Split `reward_functions`, given as text or list, into entries. Splits at commas outside brackets and quotes, and
-    rejoins entries that YAML split (`[keyword(word=so, case=true)]`)."""
+    """Split `reward_functions` at commas outside brackets and quotes, and rejoin entries that YAML split."""
     names: list[str] = []
     if isinstance(entries, str):
         text = entries.strip()
@@ -236,8 +232,7 @@ def find_call(text: str) -> RewardCall | None:
 
 
 def canonical_entry(text: str) -> str:
-    """Entry with its registered name (`r1_int` → `r1_int_reward_func`) and canonical arguments. Unparsable text is
-    unchanged."""
+    """Entry with its registered name and canonical arguments. Unparsable text is unchanged."""
     call = find_call(text)
     return call.text if call else text
 
@@ -307,9 +302,8 @@ def builtin_rewards() -> tuple[RewardEntry, ...]:
 
 
 def rewards_in_file(path: Path) -> list[RewardEntry]:
-    """Functions that a user's file registers under literal names, in source order; of a file that registers none, all
-    public ones that take completions, which are called as TRL calls them. Raises UserError on `reward_functions_file`
-    for a missing or invalid file."""
+    """Functions that a file registers under literal names, in source order; of a file that registers none, all public
+    ones that take completions. Raises UserError on `reward_functions_file`."""
     tree = parse_reward_file(path)
     registered, computes_more = _registered(tree, str(path))
     if registered or computes_more:
@@ -341,15 +335,13 @@ def find_entry(text: str, known: Iterable[RewardEntry]) -> RewardEntry | None:
 def reward_faults(
     texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None
 ) -> list[ConfigProblem]:
-    """Problems of `reward_functions` that show without running code. `entries` are the existing functions; paths before
-    `::` are relative to `base` (default: working directory)."""
+    """Problems of `reward_functions` that show without running code; paths are relative to `base`."""
     known = {entry.name: entry for entry in entries}
     return check_entries(texts, known, lambda call: _called_entry(call, known, base))
 
 
 def _called_entry(call: RewardCall, known: Mapping[str, RewardEntry], base: Path | None) -> RewardEntry | None:
-    """Function of an entry; None if unknown, or not bound by `def` in the file before `::`. Raises UserError on
-    `reward_functions` for an unreadable file or a name that it does not have."""
+    """None if unknown, or not bound by `def` in the file before `::`. Raises UserError."""
     if call.is_model:
         quantization = Parameter("quantization", "int | None", "None")
         return RewardEntry(call.name, call.name, "Score of a reward model.", call.function, 0, (quantization,))
@@ -400,8 +392,7 @@ def repeated_names(names: Iterable[str]) -> list[ConfigProblem]:
 
 
 def _argument_sentences(call: RewardCall, entry: RewardEntry) -> list[str]:
-    """Messages about unknown, mistyped or missing arguments. Missing ones only for shipped functions: a user function's
-    may be columns."""
+    """Missing ones only of shipped functions: a user function's may be columns."""
     known = {parameter.name: parameter for parameter in entry.parameters}
     sentences: list[str] = []
     for name in [name for name in call.arguments if name not in known]:

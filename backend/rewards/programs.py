@@ -96,8 +96,8 @@ class ProgramRunner:
     def run(
         self, programs: Sequence[Sequence[Task]], *, seconds: float, memory_mb: int, deadline_s: float
     ) -> list[list[TaskResult]] | None:
-        """Results of each program's completed tasks; None if the server was lost. Raises RuntimeError if programs
-        cannot be confined, or not be run, as on a full disk."""
+        """Results of each program's completed tasks; None if the server was lost. Raises RuntimeError if none can be
+        run."""
         deadline = time.monotonic() + deadline_s
         with self._lock:
             try:
@@ -389,8 +389,7 @@ class NotPlainError(ValueError):
 
 
 def encoded(value: Any) -> Any:
-    """Encode a value as Python's JSON; subclasses and other numbers become built-in types. Raises NotPlainError,
-    RecursionError."""
+    """A plain value as JSON, of built-in types. Raises NotPlainError, RecursionError."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):

@@ -26,8 +26,7 @@ _map_tables: list[Table] = [{}]
 
 @dataclass(frozen=True, slots=True)
 class FunctionDescription:
-    """A reward function. `file` is None for shipped ones; `line` of its def or 0. `note`: message if it replaces a
-    shipped function or is registered twice."""
+    """`file` is None for a shipped one; `line` of its def or 0. `note`: that it replaces another."""
 
     name: str
     file: Path | None = None
@@ -36,14 +35,12 @@ class FunctionDescription:
 
 
 def register_reward_function(name: Any = None, *, label: str | None = None) -> Callable[[Any], Any]:
-    """Register a reward function as `name`, by default its own name. Usable without parentheses. `label` is its name in
-    tables."""
+    """Register a reward function as `name`, by default its own name. `label` is its name in tables."""
     return _registration(_tables, name)
 
 
 def register_map_function(name: Any = None) -> Callable[[Any], Any]:
-    """Register a map function as `name` (setting `map_function`), by default its own name. It maps a row dict to the
-    row to train on, or None to drop it."""
+    """Register a map function as `name`: it maps a row to the row to train on, or None to drop it."""
     return _registration(_map_tables, name)
 
 
@@ -64,8 +61,7 @@ def get_reward_function(name: str, table: Table | None = None) -> RewardCallable
 
 
 def require(sound: bool, sentence: str) -> None:
-    """Raise ValueError unless `sound`. `backend.rewards.resolve` calls functions without completions to check their
-    parameters."""
+    """Raise ValueError unless `sound`. Functions are called without completions to check their parameters."""
     if not sound:
         raise ValueError(sentence)
 

@@ -81,8 +81,7 @@ class RewardFunction:
         return [name for name in self._required if name not in inputs]
 
     def call_kwargs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments of a call: the inputs that it takes and its entry's arguments. `**kwargs` excludes
-        `prompt`, as in TRL."""
+        """The inputs that it takes and its arguments. `**kwargs` excludes `prompt`, as in TRL."""
         taken = {name for name, each in self.parameters.items() if each.kind in _NAMED}
         if any(each.kind is each.VAR_KEYWORD for each in self.parameters.values()):
             taken = inputs.keys() - ({"prompt"} - set(self._required))
@@ -96,9 +95,8 @@ def resolve(
     base: Path | None = None,
     executed: dict[Path, RewardFile] | None = None,
 ) -> list[RewardFunction]:
-    """Functions of these entries, in order, after running the user's `file`. Paths before `::` are relative to `base`
-    (default: working directory). `executed` caches files already run. Raises UserError on `reward_functions_file` or
-    `reward_functions`."""
+    """Functions of these entries, after running the user's `file`. Paths before `::` are relative to `base`. `executed`
+    caches files. Raises UserError on `reward_functions_file` or `reward_functions`."""
     executed = {} if executed is None else executed
     user_file = load_reward_file(file, executed) if file else None
     registered = user_file.functions if user_file else {}
@@ -168,9 +166,8 @@ def _indexes_messages(call: Any, depth: int = 2) -> bool:
 def load_reward_file(
     path: str | Path, executed: dict[Path, RewardFile] | None = None, *, plain: bool = False, setting: str = ""
 ) -> RewardFile:
-    """Run a .py or .txt file unless it is `executed`, and collect what it registers, else its plain functions. `plain`:
-    it is used as `file.py::function` and may have none of either. Raises UserError on `setting`, by default
-    `reward_functions` if plain, else `reward_functions_file`."""
+    """Run a file unless it is `executed`, and collect what it registers, else its plain functions. `plain`: it is used
+    as `file.py::function` and may have none. Raises UserError on `setting`."""
     path = catalogue.locate_reward_file(path)
     executed = {} if executed is None else executed
     if known := executed.get(path.resolve()):
@@ -216,8 +213,7 @@ def load_reward_file(
 
 
 def _stand_in_library(table: registry.Table) -> dict[str, ModuleType]:
-    """Put a stand-in for mlx_lm_lora's registry, over `table`, into `sys.modules`. Returns the modules of an installed
-    one that were there."""
+    """Put a stand-in for mlx_lm_lora's registry into `sys.modules`. Returns an installed one that was there."""
     before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == _LIBRARY}
     modules = {name: ModuleType(name, "GRPO Studio's stand-in: backend/rewards/resolve.py.") for name in _MODULES}
     for name, module in modules.items():

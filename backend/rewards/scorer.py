@@ -62,8 +62,8 @@ class Scorer:
         self.closing = ExitStack()  # what else ends with it
 
     def load(self, poll: Poll = wait_on, *, models: bool = True) -> list[list[FunctionDescription]]:
-        """Functions of each stage, in the order of its entries, then `get_reward` of environments. Models are open then
-        but not loaded. Raises UserError."""
+        """Functions of each stage, then `get_reward` of environments. Models are opened, not loaded. Raises
+        UserError."""
         if models and self.opens_models and not self.models:
             self.models = model_reward.open_model_rewards(sorted(self._source.models), self._source.base)
         source = self._source
@@ -125,9 +125,8 @@ class Scorer:
         state: TrainerState,
         poll: Poll = wait_on,
     ) -> Answer:
-        """Fill in each completion's `scores` and `reward` with a stage's functions, counted from 0. `scores` has None
-        for no opinion; `reward` is Σ w·score over the others, or None. Returns also what functions logged. Raises
-        RewardError and what `poll` raises, changing nothing."""
+        """Fill in each completion's `scores` (None for no opinion) and `reward` (Σ w·score over the others, or None)
+        with a stage's functions. Raises RewardError and what `poll` raises, changing nothing."""
         samples = scoring.samples_of(groups)
         if not samples:
             return Answer()
@@ -152,8 +151,7 @@ class Scorer:
         captures: bool = False,
         poll: Poll = wait_on,
     ) -> Answer:
-        """Call functions of a stage without changing completions. Raises RewardError if they cannot be loaded or if a
-        model fails."""
+        """Call functions of a stage without changing completions. Raises RewardError for loading and for models."""
         self.load(poll)
         models, answer = self.stage_models(stage), Answer()
         if models:

@@ -59,8 +59,8 @@ _ROW_WORDS = 90  # characters for a row's problem
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """Argument `trainer_state`: progress of the run. `step`: finished steps, of `max_steps`. `epoch`: dataset passes.
-    `max_completion_length`: tokens, or None. `reward_timeout`: seconds."""
+    """Progress of the run. `step`: finished steps, of `max_steps`. `epoch`: dataset passes. `max_completion_length`:
+    tokens."""
 
     step: int = 0
     max_steps: int = 1
@@ -76,8 +76,8 @@ class TrainerState:
 
 @dataclass(frozen=True, slots=True)
 class RewardSource:
-    """Source of functions: entries by stage, `reward_functions_file`, base folder, and executed files. `optional`: a
-    stage may have none. `models`: the entries that the trainer's process scores (`backend.judges`)."""
+    """Entries by stage, `reward_functions_file`, base folder, and executed files. `optional`: a stage may have none.
+    `models`: entries that the trainer's process scores."""
 
     stages: Sequence[Sequence[str]]
     file: Path | None
@@ -120,9 +120,8 @@ class MapRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """Start calls, then wait up to `wait_s` for the first that ends. `begin`: (conversation, environment, row) of a
-    rollout, which ends the one before. `submit`: calls by conversation. `close`: close every environment. `timeout_s`:
-    of a call."""
+    """Start calls, then wait up to `wait_s` for the first that ends. `begin`: (conversation, environment, row) of a new
+    rollout. `submit`: calls by conversation. `close`: close every environment. `timeout_s`: of a call."""
 
     key: int
     timeout_s: float
@@ -137,10 +136,9 @@ Request = LoadRequest | ScoreRequest | MapRequest | ToolRequest
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A `failure`, or the answer to a LoadRequest: functions by stage, names of map functions, and messages about
-    missing confinement; of a failed one the `problems` (setting, message). ScoreRequest: `scores` and `seconds` by
-    function, what they logged and printed. MapRequest: `rows`, None for a dropped one; the failure's `completion` is
-    the row. ToolRequest: `turns` that have ended: conversation and results, of `reset` or of its calls."""
+    """A `failure`, or the answer to a LoadRequest: functions by stage, map functions, missing confinement (`notes`); of
+    a failed one the `problems` (setting, message). ScoreRequest: `scores` and `seconds` by function, what they logged
+    and printed. MapRequest: `rows`, None for a dropped one. ToolRequest: `turns` that have ended."""
 
     failure: Failure | None = None
     problems: list[tuple[str, str]] = field(default_factory=list)
@@ -273,8 +271,7 @@ def score_step(
     caller: Caller,
     environments: Sequence[Any] | None = None,
 ) -> Answer:
-    """Call each function once with all samples; async ones are awaited together, after the others. `environments`: one
-    of each sample, or None for a run without."""
+    """Call each function once with all samples; async ones are awaited together, after the others."""
     state, logs = replace(state, reward_timeout=timeout_s), ExtraLogs()
     outcomes: dict[int, tuple[Scores, float]] = {}
     waiting: dict[int, Awaitable[Any]] = {}
@@ -328,8 +325,7 @@ def score_step(
 
 
 def inputs_for(samples: list[Sample], state: TrainerState, dialect: str, as_messages: bool = False) -> dict[str, Any]:
-    """Every input by name, in fresh lists with one entry per sample; dataset columns have None for missing cells.
-    `as_messages`: prompts and completions are messages, whatever the rows hold."""
+    """Every input, in fresh lists with one entry per sample; columns have None for missing cells."""
     types = [problem.type for problem, _ in samples]
     inputs: dict[str, Any] = {
         "prompts": [problem.prompt for problem, _ in samples],

@@ -96,8 +96,7 @@ class RewardWorker:
                 self.stop(EXIT_S)
 
     def ask(self, request: Request, poll: Poll = wait_on) -> Answer:
-        """The answer; hangs and crashes become its `failure`. Raises what `poll` raises, and UserError for an
-        unpicklable column; the process is gone then."""
+        """The answer; hangs and crashes become its `failure`. Raises what `poll` raises, and UserError."""
         with self._lock:
             self._keys.add(request.key)
             child = self.start()
@@ -197,8 +196,7 @@ class _Child:
                     raise Failure("kept its process from reading the next completions")
 
     def receive(self, request: Request, poll: Poll) -> Answer:
-        """Read marks until the answer; each call of a function has `timeout_s` from its mark. Raises
-        Failure."""
+        """Read marks until the answer; each function has `timeout_s` from its mark. Raises Failure."""
         limit_s = request.timeout_s + (_LOCK_S if isinstance(request, ToolRequest) else _STACK_S)
         calls = len(request.indices) if isinstance(request, ScoreRequest) else 1
         ready = select.poll()

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ def uses_tools(config: Config) -> bool:
 
 def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
     """Load the tools of a run into the process of its reward functions, before anything else loads these, and start its
-    servers, which closing the scorer ends. None for a run without tools. Raises UserError."""
+    servers, which closing the scorer ends. Raises UserError."""
     hosts, taken = list[ToolHost](), dict[str, str]()
     if config.tools_file or config.environment:
         from backend.tools.toolbox import run_tools  # imports transformers
@@ -88,8 +88,7 @@ def shown_tools(config: Config) -> tuple[ToolSchemas, str]:
 
 
 def begin_tools(config: Config, stack: ExitStack) -> tuple[ToolHost | None, str]:
-    """The tools of a run in a process that `stack` ends, or none and a sentence that says why: they were never allowed
-    to run here, or fail."""
+    """The tools of a run in a process that `stack` ends, or none and the reason: never allowed, or a failure."""
     named = {key: getattr(config, key) for key in (*keys_used_by("tools"), "reward_network")}
     if not uses_tools(config):
         return None, ""
@@ -114,10 +113,9 @@ class _Conversation:
 
 
 class ScorerTools:
-    """Tools and environments of a scorer's process, as a ToolHost. A process that a call ends, or whose lock it keeps,
-    is replaced: each environment is reset again and repeats its calls. The calls that were running then run one at a
-    time, and the one that ends the process again has an error as its result. `column` names the environment of each
-    row, "" if there is only one."""
+    """Tools and environments of a scorer's process. One that a call ends, or whose lock it keeps, is replaced: each
+    environment is reset and repeats its calls, those that were running run one at a time, and the one that ends it
+    again has an error as its result. `column` names the environment of each row."""
 
     def __init__(self, scorer: Scorer, column: str, timeout_s: float) -> None:
         self._scorer, self._column, self._timeout_s = scorer, column, timeout_s
@@ -208,8 +206,7 @@ class ScorerTools:
         )
 
     def _restore(self, poll: Poll) -> None:
-        """Bring the environments of a new process to where those of the old one were. If that ends it too, the scorer
-        loads another."""
+        """Bring the environments of a new process to where the old ones were."""
         try:
             if self._conversations:
                 self._reset(poll)
@@ -254,8 +251,8 @@ def tool_names(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 class SeveralHosts:
-    """A `ToolHost` over others, each with environments of its own names. Conversations have the numbers of the first,
-    which answers calls of unknown tools. Calls of a turn run in order, whichever host has the tool."""
+    """Conversations have the numbers of the first host, which answers calls of unknown tools. Calls of a turn run in
+    order, whichever host has the tool."""
 
     def __init__(self, hosts: Sequence[ToolHost]) -> None:
         self._hosts = hosts
@@ -326,8 +323,7 @@ class SeveralHosts:
 
 
 class McpServers(ScorerTools):
-    """Their tools, as async functions of this process. `taken`: names of other tools → where they are from. Raises
-    UserError on `mcp_servers` where one cannot be started or two tools have the same name."""
+    """Their tools, as async functions of this process. `taken`: names of other tools → where they are from."""
 
     def __init__(self, servers: Mapping[str, Any], timeout_s: float, taken: Mapping[str, str]) -> None:
         if find_spec("mcp") is None:
@@ -344,8 +340,16 @@ class McpServers(ScorerTools):
             tell(f"Starting MCP servers: {quote(', '.join(servers), 90)}")
             if faults := self._start(self._servers):
                 raise UserError([ConfigProblem("mcp_servers", f"{fault}.") for fault in faults])
-            _refuse_equal_names(self._servers, taken)
-            tools = [self._tool(server, schema) for server in self._servers for schema in server.schemas]
+            places, tools = dict(taken), list[Callable[..., Any]]()
+            for server in self._servers:
+                for name in tool_names(server.schemas):
+                    here = f"the MCP server {server.name}"
+                    if name in places:
+                        both = f"{places[name]} and {here}"
+                        what = f"The tool {quote(name, 40)} is in {both}; leave one of them out."
+                        raise UserError("mcp_servers", what)
+                    places[name] = here
+                tools += [self._tool(server, schema) for schema in server.schemas]
             super().__init__(scorer_here(RunTools(None, functions=tools), timeout_s), "", timeout_s)
         except BaseException:
             self.close()
@@ -359,7 +363,8 @@ class McpServers(ScorerTools):
 
     def close(self) -> None:
         if not self._loop.is_closed():
-            self._soon(_all(server.stop() for server in self._servers)).result()
+            for server in self._servers:
+                self._soon(server.stop()).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -372,10 +377,10 @@ class McpServers(ScorerTools):
 
     def _start(self, servers: Sequence[_Server], poll: Poll = lambda: None) -> list[str]:
         """Start servers side by side. → why some could not be."""
-        starting = self._soon(_all(server.start() for server in servers))
-        while not wait((starting,), POLL_S).done:
+        starting = [self._soon(server.start()) for server in servers]
+        while wait(starting, POLL_S).not_done:
             poll()
-        return list(filter(None, starting.result()))
+        return [why for each in starting if (why := each.result())]
 
     def _tool(self, server: _Server, schema: dict[str, Any]) -> Callable[..., Any]:
         async def tool(**arguments: Any) -> str:
@@ -384,10 +389,6 @@ class McpServers(ScorerTools):
         tool.__name__ = schema["function"]["name"]
         setattr(tool, "json_schema", schema)  # noqa: B010 - see `toolbox`
         return tool
-
-
-async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
-    return await asyncio.gather(*works)
 
 
 class _Server:
@@ -503,17 +504,6 @@ def _schema(tool: Tool) -> dict[str, Any]:
     description = cleandoc(tool.description or "")
     function = {"name": tool.name, "description": description, "parameters": tool.input_schema}
     return {"type": "function", "function": function}
-
-
-def _refuse_equal_names(servers: Sequence[_Server], taken: Mapping[str, str]) -> None:
-    places = dict(taken)
-    for server in servers:
-        for name in tool_names(server.schemas):
-            here = f"the MCP server {server.name}"
-            if name in places:
-                both = f"{places[name]} and {here}"
-                raise UserError("mcp_servers", f"The tool {quote(name, 40)} is in {both}; leave one of them out.")
-            places[name] = here
 
 
 def _reason(error: BaseException | None) -> str:

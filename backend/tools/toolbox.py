@@ -45,9 +45,9 @@ _IMAGES = ("image", "image_url", "video", "audio")
 
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """Tools of a run, as its settings name them: `names` (none: all public functions) of the `tools_file`, and
-    environments: name, "" for the only one → file and class. `functions` and `factories` are objects of a program;
-    `served`: environments that OpenEnv servers run → the name of their reward."""
+    """Tools as the settings name them: `names` (none: all public functions) of the `file`; environments: name, "" for
+    the only one → file and class. `functions`, `factories`: objects of a program. `served`: environments of servers →
+    their reward's name."""
 
     file: Path | None
     names: Sequence[str] = ()
@@ -111,8 +111,7 @@ def _tools_of(file: RewardFile, names: Sequence[str]) -> list[Callable[..., Any]
 
 
 class EnvironmentKind:
-    """Makes the environments of one name. `pool`: its instances, which later rollouts reset again. Raises UserError for
-    what cannot be used as an environment."""
+    """Makes the environments of one name. `pool`: instances that later rollouts reset again. Raises UserError."""
 
     def __init__(self, name: str, factory: Any, file: Path | None = None) -> None:
         self.name, self.file, self._factory = name, file, factory
@@ -155,8 +154,8 @@ class _Seat:
 
 
 class Toolbox:
-    """Functions and environments of a run, and answers to its tool requests. Conversations have numbers that the caller
-    chooses. Raises UserError for what the model cannot be told of."""
+    """Functions and environments of a run, and answers to its tool requests. Raises UserError for what the model cannot
+    be told of."""
 
     def __init__(self, tools: Sequence[Callable[..., Any]], kinds: Sequence[EnvironmentKind]) -> None:
         self.tools: dict[str, Callable[..., Any]] = {}
@@ -183,8 +182,7 @@ class Toolbox:
         self._pid = os.getpid()
 
     def rewards(self) -> list[RewardFunction]:
-        """The `get_reward` of each class, under the name of the class. Its score is None where a completion has another
-        environment."""
+        """The `get_reward` of each class; None where a completion has another environment."""
 
         def reward_of(kind: EnvironmentKind) -> RewardFunction:
             def score(environments: list[Any]) -> list[Any]:

@@ -53,8 +53,8 @@ class Confinement:
 
 
 def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) -> Confinement:
-    """Restrict this process and its children to writing `writable` and not reading `secrets`, as far as the system
-    supports it. Call once in a fresh child. Raises RuntimeError with several threads, of which only one would obey."""
+    """Let this process write only `writable` and not read `secrets`, as far as the system supports it. Raises
+    RuntimeError with several threads, of which only one would obey."""
     if (len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()) > 1:
         raise RuntimeError("confine() was called in a process with several threads")
     if sys.platform != "linux":
@@ -98,9 +98,8 @@ def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) ->
 
 
 def confine_program(folder: Path) -> str:
-    """Confine this single-threaded fork to an empty folder, for an untrusted program. Linux: reads only Python, writes
-    only its folder, no network, processes or signals. macOS: keeps an enclosing sandbox's rights. Returns why it is not
-    confined, or ""."""
+    """Confine this fork to an empty folder. Linux: reads only Python, writes only its folder, no network, processes or
+    signals. macOS: keeps an enclosing sandbox's rights. Returns why it is not confined, or ""."""
     if sys.platform == "linux":
         from backend.rewards.confinement import linux
 

@@ -56,11 +56,9 @@ def code_tests(
     **columns: list[Any],
 ) -> Scores:
     """The share of the row's tests that the code in the completion passes; with `strict` 1.0 for all of them, else 0.0.
-    The code is the last fenced block of the answer, else all of it. Tests are assertions or pairs of input and output
-    in `column`, by default the first known one. A program has `seconds` of processor time, twice that on the clock, and
-    `memory_mb`; it reaches no network and no files but Python's, and starts no process. 0 for a program that fails,
-    hangs or is stopped; None where the row has no tests, and where the time of the whole call ran out before its
-    turn."""
+    The code is the last fenced block of the answer, else all of it; the tests are in `column`, by default the first
+    known one. A program has `seconds` of processor time, twice that on the clock, and `memory_mb`. None where the row
+    has no tests, and where the time of the whole call ran out."""
     require(seconds > 0, f"seconds must be above 0, not {seconds:g}")
     require(memory_mb >= 32, f"memory_mb must be at least 32, not {memory_mb}")
     require(most_tests >= 1, f"most_tests must be at least 1, not {most_tests}")
@@ -144,8 +142,8 @@ def _program(text: str) -> str:
 
 
 def same_output(actual: str, expected: str) -> bool:
-    """Compare lines without white space at the ends of lines and of the whole, else word by word. Numbers are compared
-    as numbers where the expected one has a decimal point."""
+    """Compare lines without white space at their ends, else word by word; as numbers where the expected word has a
+    decimal point."""
     lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (actual, expected)]
     words, wanted = actual.split(), expected.split()
     if lines[0] == lines[1] or len(words) != len(wanted):
