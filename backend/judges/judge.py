@@ -10,10 +10,9 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,15 +65,6 @@ class UnreadableError(ValueError):
     """A reply without the scores that were asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """`read` returns one judgement for each completion that is asked about."""
-
-    messages: Messages
-    read: Callable[[str], list[Judgement]]
-    limit: int
-
-
 class Judge:
     """`mode`: group or single. `rubric_file`: None for a plain text. Used by one thread."""
 
@@ -89,7 +79,7 @@ class Judge:
         self._kept: JsonLines | None = None
         self._known: dict[str, list[Judgement]] = {}
         self._asked: dict[str, Future[Judgements]] = {}  # by key, since the last `score`
-        self._queue: list[tuple[Question, str, Future[Judgements]]] = []  # for a local model
+        self._queue: list[tuple[Messages, int, str, Future[Judgements]]] = []  # for a local model
         self._causes: set[str] = set()  # of failures that a note names
         self._notes: list[str] = []
         self._unreachable = ""
@@ -166,27 +156,19 @@ class Judge:
             random.Random(json.dumps([group.problem.messages, distinct])).shuffle(distinct)
         asked = [distinct] if self.mode == "group" else [[text] for text in distinct]
         places: dict[str, tuple[str, int]] = {}
+        identity = self._model.model if isinstance(self._model, Server) else self._model and self._model.identity
         for texts_asked in asked:
-            question = self._question(group.problem, texts_asked)
-            key = self._key(question)
+            messages = self._messages(group.problem, texts_asked)
+            key = hashlib.blake2b(json.dumps([identity, messages]).encode(), digest_size=16).hexdigest()
             if key not in self._known and key not in self._asked:
-                self._asked[key] = self._begin(question, key)
+                self._asked[key] = self._begin(messages, len(texts_asked), key)
             places |= {text: (key, index) for index, text in enumerate(texts_asked)}
         return [places[text] for text in texts]
 
-    def _question(self, problem: Problem, texts: Sequence[str]) -> Question:
-        rubric, criteria = self.rubric, max(1, len(self.rubric.criteria))
+    def _messages(self, problem: Problem, texts: Sequence[str]) -> Messages:
         if self.mode == "group":
-            messages, limit = group_messages(rubric, problem, texts), REPLY_TOKENS * (1 + len(texts))
-            return Question(messages, lambda reply: read_group(reply, len(texts)), limit)
-        messages, limit = single_messages(rubric, problem, texts[0]), REPLY_TOKENS * (1 + criteria)
-        return Question(messages, lambda reply: [read_single(reply, rubric)], limit)
-
-    def _key(self, question: Question) -> str:
-        assert self._model is not None
-        identity = self._model.model if isinstance(self._model, Server) else self._model.identity
-        asked = json.dumps([identity, question.messages])
-        return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
+            return group_messages(self.rubric, problem, texts)
+        return single_messages(self.rubric, problem, texts[0])
 
     def ask_afresh(self, problem: Problem, texts: Sequence[str], order: Sequence[int]) -> Future[list[float | None]]:
         """Scores of `texts`, whatever is known of them; `wait` for it. `order`: in which group mode lists them."""
@@ -204,7 +186,7 @@ class Judge:
                 found.set_result(scores)
 
         for part in parts:
-            future = self._begin(self._question(problem, [texts[index] for index in part]))
+            future = self._begin(self._messages(problem, [texts[index] for index in part]), len(part))
             future.add_done_callback(lambda future, part=part: take(part, future))
         return found
 
@@ -212,19 +194,21 @@ class Judge:
         """Return once all are done."""
         queue, self._queue = self._queue, []
         if queue:
-            prompts, limits = [each.messages for each, *_ in queue], [each.limit for each, *_ in queue]
+            parts = max(1, len(self.rubric.criteria))
+            limits = [REPLY_TOKENS * (1 + (count if self.mode == "group" else parts)) for _, count, *_ in queue]
             model: Any = self._model
             try:
-                replies = model.replies(prompts, limits, poll, reply_schema(self.rubric, self.mode))
+                schema = reply_schema(self.rubric, self.mode)
+                replies = model.replies([messages for messages, *_ in queue], limits, poll, schema)
             except BaseException:
                 for *_, future in queue:
                     future.cancel()
                 raise
             self._calls += len(queue)
-            for (question, key, future), reply in zip(queue, replies, strict=True):
+            for (_, count, key, future), reply in zip(queue, replies, strict=True):
                 judged = None
                 try:
-                    judged = self._read(question, key, reply)
+                    judged = self._read(count, key, reply)
                 except UnreadableError as error:
                     self._note("unreadable", UNREADABLE.format(error))
                 future.set_result(judged)
@@ -232,20 +216,20 @@ class Judge:
         while pending := wait(pending, POLL_S).not_done:
             poll()
 
-    def _begin(self, question: Question, key: str = "") -> Future[Judgements]:
+    def _begin(self, messages: Messages, count: int, key: str = "") -> Future[Judgements]:
         if isinstance(self._model, Server):
-            return self._model.begin(self._ask(self._model, question, key))
+            return self._model.begin(self._ask(self._model, messages, count, key))
         future = Future[Judgements]()
-        self._queue.append((question, key, future))
+        self._queue.append((messages, count, key, future))
         return future
 
-    async def _ask(self, server: Server, question: Question, key: str) -> Judgements:
+    async def _ask(self, server: Server, messages: Messages, count: int, key: str) -> Judgements:
         async with self._limit:
             for attempt in range(TRIES):
                 await asyncio.sleep(BREAK_S if attempt else 0)
                 self._calls += 1
                 try:
-                    return self._read(question, key, await server.reply(question.messages))
+                    return self._read(count, key, await server.reply(messages))
                 except UnreachableError as error:
                     why = f"its server at {quote(server.url, 60)} does not answer ({error})"
                     cause = "unreachable"
@@ -259,9 +243,9 @@ class Judge:
                 self._note(cause, why)
             return None
 
-    def _read(self, question: Question, key: str, reply: str) -> list[Judgement]:
-        """The judgements of a reply, which are kept. Raises UnreadableError."""
-        judged = question.read(reply)
+    def _read(self, count: int, key: str, reply: str) -> list[Judgement]:
+        """The judgements of a reply about `count` completions, which are kept. Raises UnreadableError."""
+        judged = read_group(reply, count) if self.mode == "group" else [read_single(reply, self.rubric)]
         if key:
             self._known[key] = judged
             if self._kept is not None:
@@ -299,7 +283,8 @@ def group_messages(rubric: Rubric, problem: Problem, texts: Sequence[str]) -> Me
         for number, text in enumerate(texts, 1)
     ]
     user = "\n\n".join([_context(problem), "Trajectories:", *listed])
-    return _messages(_GROUP.format(rubric=_standards(rubric)), user)
+    system = _GROUP.format(rubric=_standards(rubric))
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def single_messages(rubric: Rubric, problem: Problem, text: str) -> Messages:
@@ -310,7 +295,8 @@ def single_messages(rubric: Rubric, problem: Problem, text: str) -> Messages:
         form = {each.name: {"reason": "…", "verdict": "…"} for each in rubric.criteria}
         how = ", for each criterion the reason first, then the verdict, which is one of its choices"
     system = _SINGLE.format(rubric=_standards(rubric), how=how, form=json.dumps(form, ensure_ascii=False))
-    return _messages(system, f"{_context(problem)}\n\n<answer>\n{text}\n</answer>")
+    user = f"{_context(problem)}\n\n<answer>\n{text}\n</answer>"
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def reply_schema(rubric: Rubric, mode: str) -> str:
@@ -332,10 +318,6 @@ def reply_schema(rubric: Rubric, mode: str) -> str:
 
 def _object_of(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-
-
-def _messages(system: str, user: str) -> Messages:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def _context(problem: Problem) -> str:

@@ -16,7 +16,6 @@ import linecache
 import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,7 +41,6 @@ from backend.tools.host import ServedEnvironment
 from backend.types import IMAGES, Completion, Group, Problem, ToolCall, ToolResult, content_text
 from backend.utils.errors import UserError
 from backend.utils.files import DEPTH, levels
-from backend.utils.text import quote
 from backend.vision.pictures import open_picture
 
 if TYPE_CHECKING:
@@ -242,12 +240,9 @@ class FunctionHost:
                     for entry in source.models
                 }
                 stages.append([*(models.get(entry) or next(own) for entry in entries), *own])
+                stages[-1] += extra
                 if problems := repeated_names(function.about.name for function in stages[-1]):
                     raise UserError(problems)
-                stages[-1] += extra
-                for name, count in Counter(function.about.name for function in stages[-1]).items():
-                    if count > 1:
-                        raise UserError("environment", f"{quote(name, 40)} names two functions that score; rename one.")
             file = load_reward_file(source.file, executed) if source.file else None  # for its map functions
         except UserError as error:
             named = source.file or (source.files[0] if len(source.files) == 1 else None)

@@ -50,7 +50,6 @@ _GUARD_S = 6.0  # seconds for the guard to kill descendants
 _LAST_WORDS_S = 2.0
 _POLL_S = 0.05
 _LOST_PIPE = 97  # exit code for closed pipes
-_SPOILED = 98  # exit code if user code broke our code in the worker
 
 _exit, _write, _getpid, _load = os._exit, os.write, os.getpid, pickle.load  # bound before user code can replace them
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, default=str).encode
@@ -245,8 +244,6 @@ class _Child:
             code = _LOST_PIPE
         if code == _LOST_PIPE:
             return "closed or replaced the pipe by which scores are returned"
-        if code == _SPOILED:
-            return "left Python in a state in which its process could not go on"
         how = f"exit code {code}"
         if code < 0:
             name = (signal.strsignal(-code) or "").lower()
@@ -363,7 +360,7 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
         try:
             _write(2, f"The process of the reward functions gave up: {describe_error(error, None)}.\n".encode())
         finally:
-            _exit(_SPOILED)
+            _exit(1)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ MARK = "GRPO_HOSTILE_TEST"
 TIMEOUT_S, AMPLE_S = 0.4, 8.0
 RUNNING = r"was still running after 0.4 s \(reward_timeout\)"
 PIPE = r"(closed or replaced|wrote something of its own into) the pipe by which scores are returned"
-SPOILED = "left Python in a state in which its process could not go on"
+SPOILED = r"ended the process it ran in \(exit code 1\)"
 SCORED = "^$"
 EVERY_FILE = "for fd in range(3, 64):\n    try: {}\n    except OSError: pass\n"
 
@@ -147,7 +147,7 @@ MORE = {
     ),
     "gives itself no memory": (
         "import resource; resource.setrlimit(resource.RLIMIT_DATA, (0, 0)); bytearray(1 << 24)",
-        f"MemoryError|{SPOILED}|ended the process it ran in",
+        "MemoryError|ended the process it ran in",
     ),
     "gives itself no files": ("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", SCORED),
     "fills its folder": ("for n in range(20): open(str(n), 'wb').write(b'x' * 5_000_000)", SCORED),
