@@ -344,12 +344,13 @@ class RewardBench:
         return self._scorer
 
     def _end_scorer(self) -> None:
-        if self._scorer is not None:
-            self._scorer.unload_models()
         tools, self._tools, self._tools_of = self._tools, None, ()
         if tools is not None:
             with suppress(UserError):  # its process may be gone
                 tools.close()
+        if self._scorer is not None:
+            self._scorer.closing.close()
+            self._scorer.unload_models()
 
     def close(self) -> None:
         self._end_scorer()
@@ -630,26 +631,23 @@ def rerun(
                 errors[result.name] = result.error
             for given, score in zip(scores, result.given, strict=False):
                 given[result.name] = score
-    return [check(case, given, errors) for case, given in zip(cases, scores, strict=True)]
-
-
-def check(
-    case: Case, scores: Mapping[str, float | None], errors: Mapping[str, Mapping[str, Any]] | None = None
-) -> CaseResult:
-    """Compare with the expected scores; a missing score fails. `errors`: why functions gave none."""
 
     def text(score: float | None) -> str:
         return "no opinion" if score is None else f"{score:.6g}"
 
-    failures: list[str] = []
-    failed = {name: error for name, error in (errors or {}).items() if name in case["expected"]}
-    for name, expected in case["expected"].items():
-        score = scores.get(name, math.nan)
-        is_equal = expected is score
-        if expected is not None and score is not None:
-            is_equal = math.isclose(expected, score, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-        if not is_equal:
-            given = f"gave {text(score)}" if name in scores else "gave no score"
-            reason = f" {failed[name]['sentence']}" if name in failed else ""
-            failures.append(f"{name} {given}; {text(expected)} is expected.{reason}")
-    return CaseResult(case, scores, tuple(failures), tuple(error["traceback"] for error in failed.values()))
+    results: list[CaseResult] = []
+    for case, given in zip(cases, scores, strict=True):
+        failures: list[str] = []
+        failed = {name: errors[name] for name in case["expected"] if name in errors}
+        for name, expected in case["expected"].items():
+            score = given.get(name, math.nan)
+            is_equal = expected is score
+            if expected is not None and score is not None:
+                is_equal = math.isclose(expected, score, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+            if not is_equal:
+                gave = f"gave {text(score)}" if name in given else "gave no score"
+                reason = f" {failed[name]['sentence']}" if name in failed else ""
+                failures.append(f"{name} {gave}; {text(expected)} is expected.{reason}")
+        tracebacks = tuple(error["traceback"] for error in failed.values())
+        results.append(CaseResult(case, given, tuple(failures), tracebacks))
+    return results

@@ -229,7 +229,11 @@ class Caller:
                 left = end - time.monotonic()
                 done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    failures.append(CallError(self._running, None, _stack_of(calls[self._running])))
+                    stack, waits = "", calls[self._running]  # where it waits, outermost frame first
+                    while frame := getattr(waits, "cr_frame", None):
+                        stack += "".join(traceback.format_stack(frame))
+                        waits = getattr(waits, "cr_await", None)
+                    failures.append(CallError(self._running, None, stack))
             for task in pending:
                 task.cancel()
             if pending:  # those that ignore their cancellation are left behind
@@ -304,15 +308,6 @@ class ThreadCaller(Caller):
         if error is not None:
             raise CallError(self._running, error) from error
         return outcome["value"]
-
-
-def _stack_of(awaitable: Any) -> str:
-    """Where a coroutine waits, outermost frame first."""
-    stack = ""
-    while (frame := getattr(awaitable, "cr_frame", None)) is not None:
-        stack += "".join(traceback.format_stack(frame))
-        awaitable = awaitable.cr_await
-    return stack
 
 
 @types.coroutine

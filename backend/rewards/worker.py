@@ -100,7 +100,18 @@ class RewardWorker:
             self._keys.add(request.key)
             child = self.start()
             try:
-                child.send(_slim(request) if isinstance(request, ScoreRequest) else request)
+                if isinstance(request, ScoreRequest):  # without what functions do not get, such as log-probabilities
+                    unseen: dict[str, Any] = {"logps": [], "log_kept": [], "log_held": [], "mask": []}
+                    unseen |= {"scores": {}, "logged": {}}
+                    groups = [
+                        Group(
+                            replace(group.problem, tokens=[], row=dict(group.problem.row)),
+                            [replace(completion, **unseen) for completion in group.completions],
+                        )
+                        for group in request.groups
+                    ]
+                    request = replace(request, groups=groups)
+                child.send(request)
                 answer = child.receive(request, poll)
                 if answer.failure and answer.failure.what == timeout_words(request.timeout_s):
                     self.stop()  # tasks that ignore their cancellation would run on
@@ -112,21 +123,6 @@ class RewardWorker:
             except BaseException:
                 self.stop()  # the answer to this request must not be taken for that to the next one
                 raise
-
-
-def _slim(request: ScoreRequest) -> ScoreRequest:
-    """Without what reward functions do not get, such as log-probabilities."""
-    groups = [
-        Group(
-            replace(group.problem, tokens=[], row=dict(group.problem.row)),
-            [
-                replace(each, logps=[], log_kept=[], log_held=[], mask=[], scores={}, logged={})
-                for each in group.completions
-            ],
-        )
-        for group in request.groups
-    ]
-    return replace(request, groups=groups)
 
 
 class _Child:
