@@ -1,6 +1,5 @@
 """The bundled demo: a model of about a million parameters that adds two-digit numbers half reliably. Makes the files in
-`resources/demo/` from a seed, and measures accuracy. The same seed gives the same bytes on the same machine; with
-another BLAS only the weights differ."""
+`resources/demo/` from a seed, and measures accuracy. The same seed gives the same bytes on the same machine."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def findings_of(run: Run, dismissed: Container[tuple[str, int | None]]) -> list[
     episodes = [*reported(run.data.health)]
     for note in run.data.notes:
         if note.get("level") == "warning" and "answers" not in note:
-            episodes.append(Episode(note_text(note), "Warning", "warning", note_text(note), "", None))
+            episodes.append(Episode(note_text(note), note_text(note), "", title="Warning"))
     episodes = [episode for episode in episodes if (episode.code, episode.since) not in dismissed]
 
     def rank(episode: Episode) -> tuple[int, int]:

@@ -32,7 +32,7 @@ from backend.cli.training import display, end_before_start, write_new_run
 from backend.config.config import Config, load
 from backend.jobs.job_file import read_job
 from backend.runs.run_folder import RunFolder, hold_lock
-from backend.trainer.control import StopPending, remove_word
+from backend.trainer.control import StopPending
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
 
@@ -87,7 +87,7 @@ def job(
             typer.confirm("Submit?", abort=True)
         folder = folder or write_new_run(config.model_copy(update={"run_name": name or ""}), runs_dir)
         lock = hold_lock(folder) if lock is None else lock
-        remove_word(folder.control)  # of a process that is no more
+        folder.control.unlink(missing_ok=True)  # of a process that is no more
         from backend.jobs.follow import submit_run
 
         submit_run(folder, config, machine, timeout, owner, tell_error)

@@ -34,7 +34,6 @@ from backend.runs.events import check_format, has_finished
 from backend.runs.run_folder import RunFolder, find_run, hold_lock
 from backend.runs.saved_weights import find_checkpoint
 from backend.runs.sweep_results import find_sweep
-from backend.trainer.control import remove_word
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.errors import UserError
 from backend.utils.places import demo_config, resources
@@ -106,7 +105,7 @@ def resume(
         if changes or hosts or step is not None:
             raise UserError("run", f"The run {folder.name} is a Hugging Face job, which goes on as it was submitted.")
         lock = hold_lock(folder)
-        remove_word(folder.control)  # of a process that is no more
+        folder.control.unlink(missing_ok=True)  # of a process that is no more
         return follow_and_exit(folder, load(folder.config), lock, stream, progress)
     is_over = has_finished(folder) and step is None
     if is_over and not changes:

@@ -36,7 +36,7 @@ from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder, default_run_name, held_for_launch, hold_lock, make_run_folder
 from backend.runs.saved_weights import with_adapter
 from backend.runs.steering import run_config
-from backend.trainer.control import StopPending, do_nothing, handlers_restored, look_for_stop_word, remove_word
+from backend.trainer.control import StopPending, do_nothing, handlers_restored, look_for_stop_word
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.disk import DiskError, replace_file
@@ -113,7 +113,7 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
         raise UserError("run", f"The run {folder.name} has an event log already; resume it, or start another.")
     # From now on, so that nobody takes a process that goes through a large dataset for one that has ended.
     lock = hold_lock(folder)
-    remove_word(folder.control)  # of a process that is no more
+    folder.control.unlink(missing_ok=True)  # of a process that is no more
     try:
         raw = with_adapter(read(folder.config), folder.path.parent)
         require_allowed(raw, allow=allow_code)
@@ -129,7 +129,7 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
 
 
 def end_before_start(folder: RunFolder, lock: int, kind: str, sentence: str) -> None:
-    remove_word(folder.control)
+    folder.control.unlink(missing_ok=True)
     event_log = EventLog(folder.events)
     event_log.write(kind, step=0, reason=kind, sentence=sentence)
     event_log.close()

@@ -8,8 +8,7 @@ STEERABLE: tuple[str, ...] = (
     *("scale_rewards", "mask_truncated_completions", "dynamic_sampling", "save_every", "steps_per_eval"),
     *("stop_when", "early_stopping_patience", "early_stopping_min_delta"),
 )
-"""Settings that may change during a run, in the order in which they are offered. The others decide the shape of the
-model, the rows, or the memory of a step: a clone of the run changes them."""
+"""Settings that may change during a run, in the order of the offer; the others decide model, rows or memory."""
 
 AT_RESUME = ("hosts", "distributed_backend", "on_lost_rank", "parallelism")
 """Settings that may also change when a run is resumed: where it runs, not what it learns."""

@@ -60,283 +60,172 @@ _NOT_DIVIDED = {
     "follows off.",
 }
 """Settings without a meaning for a model that is divided among machines."""
-RULES: list[tuple[str, Callable[[CheckedValues], Any], str]] = [
-    ("model", lambda c: not c.model.strip(), "Choose a base model: a folder, or an id on Hugging Face."),
-    (
-        "data",
-        lambda c: not c.data.strip() and not c.environment,
-        "Choose a dataset: a file, a folder, or an id on Hugging Face.",
+RULES: dict[str, Callable[[CheckedValues], Any]] = {
+    "model: Choose a base model: a folder, or an id on Hugging Face.": lambda c: not c.model.strip(),
+    "data: Choose a dataset: a file, a folder, or an id on Hugging Face.": lambda c: (
+        not c.data.strip() and not c.environment
     ),
-    (
-        "data",
-        lambda c: not c.data.strip() and isinstance(c.environment, dict) and c.environment,
-        "Several environments need a dataset whose column {environment_column} names each row's environment.",
+    "data: Several environments need a dataset whose column {environment_column} names each row's "
+    "environment.": lambda c: not c.data.strip() and isinstance(c.environment, dict) and c.environment,
+    "epochs: Without a dataset there are no epochs; set Epochs to 0 and give Iterations.": lambda c: (
+        not c.data.strip() and c.environment and c.epochs
     ),
-    (
-        "epochs",
-        lambda c: not c.data.strip() and c.environment and c.epochs,
-        "Without a dataset there are no epochs; set Epochs to 0 and give Iterations.",
+    "teacher_model: Distillation needs a teacher: a folder, or an id on Hugging Face.": lambda c: (
+        c.train_mode == "distill" and not c.teacher_model.strip()
     ),
-    (
-        "teacher_model",
-        lambda c: c.train_mode == "distill" and not c.teacher_model.strip(),
-        "Distillation needs a teacher: a folder, or an id on Hugging Face.",
+    "distillation_weight: Distillation weight 0 leaves the teacher out; choose the mode GRPO, or a weight above "
+    "0.": lambda c: c.train_mode == "distill" and c.distillation_weight == 0,
+    "reward_functions: Below Distillation weight 1 the rest of the loss learns from rewards: choose a reward "
+    "function, or clear the weight.": lambda c: (
+        c.train_mode == "distill" and c.learns_from_rewards and not (c.reward_functions or c.environment)
     ),
-    (
-        "distillation_weight",
-        lambda c: c.train_mode == "distill" and c.distillation_weight == 0,
-        "Distillation weight 0 leaves the teacher out; choose the mode GRPO, or a weight above 0.",
+    "group_size: GRPO compares the completions of a prompt with each other; set Group to at least 2.": lambda c: (
+        c.group_size < 2 and c.learns_from_rewards
     ),
-    (
-        "reward_functions",
-        lambda c: c.train_mode == "distill" and c.learns_from_rewards and not (c.reward_functions or c.environment),
-        "Below Distillation weight 1 the rest of the loss learns from rewards: choose a reward function, or clear the "
-        "weight.",
+    "tools: No tools file is given that has {found}.": lambda c: not c.tools_file and quote(", ".join(c.tools), 40),
+    "tools_file: The model cannot call tools while {found} holds its output; clear one of the two.": lambda c: (
+        (c.output_regex or c.output_schema)
+        and (c.tools_file or c.environment or c.mcp_servers)
+        and ("Output regex" if c.output_regex else "Output schema")
     ),
-    (
-        "group_size",
-        lambda c: c.group_size < 2 and c.learns_from_rewards,
-        "GRPO compares the completions of a prompt with each other; set Group to at least 2.",
+    f"batch_size: A step would have {{found}} completions; at most {MOST_COMPLETIONS:,} can be sampled.": lambda c: (
+        _above(c.batch_size * c.gradient_accumulation_steps * c.steps_per_generation * c.group_size)
     ),
-    ("tools", lambda c: not c.tools_file and quote(", ".join(c.tools), 40), "No tools file is given that has {found}."),
-    (
-        "tools_file",
-        lambda c: (
-            (c.output_regex or c.output_schema)
-            and (c.tools_file or c.environment or c.mcp_servers)
-            and ("Output regex" if c.output_regex else "Output schema")
-        ),
-        "The model cannot call tools while {found} holds its output; clear one of the two.",
+    "num_layers: Layers is 0, so nothing would be trained; give a number of layers, or −1 for all.": lambda c: (
+        c.num_layers == 0 and c.train_type != "full"
     ),
-    (
-        "batch_size",
-        lambda c: _above(c.batch_size * c.gradient_accumulation_steps * c.steps_per_generation * c.group_size),
-        f"A step would have {{found}} completions; at most {MOST_COMPLETIONS:,} can be sampled.",
+    "max_completion_length: Completion ({max_completion_length} tokens) leaves no room for a prompt within Max Seq "
+    "({found}).": lambda c: (
+        (not c.imitates or c.reward_functions)  # which score what is sampled
+        and c.max_completion_length >= c.max_seq_length
+        and f"{c.max_seq_length} tokens"
     ),
-    (
-        "num_layers",
-        lambda c: c.num_layers == 0 and c.train_type != "full",
-        "Layers is 0, so nothing would be trained; give a number of layers, or −1 for all.",
+    "reward_functions: {found} is listed twice; list each reward function once.": lambda c: quote(
+        ", ".join(sorted({x for x in c.reward_functions if c.reward_functions.count(x) > 1}))
     ),
-    (
-        "max_completion_length",
-        lambda c: (
-            (not c.imitates or c.reward_functions)  # which score what is sampled
-            and c.max_completion_length >= c.max_seq_length
-            and f"{c.max_seq_length} tokens"
-        ),
-        "Completion ({max_completion_length} tokens) leaves no room for a prompt within Max Seq ({found}).",
+    "reward_weights: {found}; give one weight for each, or none.": lambda c: (
+        len(c.reward_weights) not in (0, len(c.reward_functions))
+        and f"There are {len(c.reward_weights)} reward weights for {len(c.reward_functions)} reward functions "
+        f"({quote(', '.join(c.reward_functions))})"
     ),
-    (
-        "reward_functions",
-        lambda c: quote(", ".join(sorted({x for x in c.reward_functions if c.reward_functions.count(x) > 1}))),
-        "{found} is listed twice; list each reward function once.",
+    "reward_weights: Every reward weight is 0, so no completion could be better than another.": lambda c: (
+        0 < len(c.reward_weights) == len(c.reward_functions) and not any(c.reward_weights)
     ),
-    (
-        "reward_weights",
-        lambda c: (
-            len(c.reward_weights) not in (0, len(c.reward_functions))
-            and f"There are {len(c.reward_weights)} reward weights for {len(c.reward_functions)} reward functions "
-            f"({quote(', '.join(c.reward_functions))})"
-        ),
-        "{found}; give one weight for each, or none.",
+    f"reward_weights: A reward weight must be a number within ±{LARGEST_WEIGHT:,}, not {{found}}.": lambda c: _first(
+        f"{weight:g}" for weight in c.reward_weights if not abs(weight) <= LARGEST_WEIGHT
     ),
-    (
-        "reward_weights",
-        lambda c: 0 < len(c.reward_weights) == len(c.reward_functions) and not any(c.reward_weights),
-        "Every reward weight is 0, so no completion could be better than another.",
+    f"eval_batch_size: A batch would have {{found}} completions; at most {MOST_COMPLETIONS:,} can be "
+    f"sampled.": lambda c: _above((c.eval_batch_size or 0) * (c.num_generations_eval or c.group_size)),
+    "stop: A stop string may not be empty: every completion contains it and would end at once.": lambda c: "" in c.stop,
+    "chat_template_kwargs: {found} is not an option to choose: the trainer sets it itself.": lambda c: quote(
+        next((key for key in c.chat_template_kwargs if key in RESERVED_TEMPLATE_OPTIONS), ""), 40
     ),
-    (
-        "reward_weights",
-        lambda c: _first(f"{weight:g}" for weight in c.reward_weights if not abs(weight) <= LARGEST_WEIGHT),
-        f"A reward weight must be a number within ±{LARGEST_WEIGHT:,}, not {{found}}.",
+    "adapter: Full fine-tuning has no adapter to start from; fuse it into a model, and choose that as the Base "
+    "model.": lambda c: c.adapter and c.train_type == "full",
+    "quantization: Full fine-tuning has no gradient for quantised weights; choose LoRA, or no "
+    "quantization.": lambda c: c.train_type == "full" and c.quantization != "none",
+    "dtype: Full fine-tuning needs the range of float32 or bfloat16; choose one of them, or LoRA.": lambda c: (
+        c.train_type == "full" and c.dtype == "float16"
     ),
-    (
-        "eval_batch_size",
-        lambda c: _above((c.eval_batch_size or 0) * (c.num_generations_eval or c.group_size)),
-        f"A batch would have {{found}} completions; at most {MOST_COMPLETIONS:,} can be sampled.",
+    "use_rslora: rsLoRA divides LoRA alpha by the root of the rank; give LoRA alpha, or turn it off.": lambda c: (
+        c.use_rslora and c.lora_alpha is None and c.train_type != "full"
     ),
-    (
-        "stop",
-        lambda c: "" in c.stop,
-        "A stop string may not be empty: every completion contains it and would end at once.",
+    "quantization: DoRA cannot be trained on 6-bit weights with this version of mlx-lm; choose 4 or 8 bits, or "
+    "LoRA.": lambda c: c.train_type == "dora" and c.quantization == "6",
+    "lm_studio_name: LM Studio loads complete models only; turn Fuse on, or clear the export name.": lambda c: (
+        c.lm_studio_name.strip() and c.train_type != "full" and not c.fuse
     ),
-    (
-        "chat_template_kwargs",
-        lambda c: quote(next((key for key in c.chat_template_kwargs if key in RESERVED_TEMPLATE_OPTIONS), ""), 40),
-        "{found} is not an option to choose: the trainer sets it itself.",
+    "lr_final: The final rate ({lr_final:g}) is above the learning rate ({learning_rate:g}).": lambda c: (
+        c.lr_schedule not in ("constant", "constant_with_warmup", "inverse_sqrt", OWN)
+        and c.lr_final not in (None, DEFAULT_FINAL)  # the default gives way to a share of the learning rate
+        and c.lr_final > c.learning_rate
     ),
-    (
-        "adapter",
-        lambda c: c.adapter and c.train_type == "full",
-        "Full fine-tuning has no adapter to start from; fuse it into a model, and choose that as the Base model.",
+    "lr_final: A rate that falls by factors never reaches 0; give one above 0, or leave it empty.": lambda c: (
+        c.lr_final == 0 and c.lr_schedule in ("exponential", "step")
     ),
-    (
-        "quantization",
-        lambda c: c.train_type == "full" and c.quantization != "none",
-        "Full fine-tuning has no gradient for quantised weights; choose LoRA, or no quantization.",
+    "optimizer_bits: The state of a program's optimizer has the precision that its own code gives it; set "
+    "32.": lambda c: c.optimizer_bits == "8" and c.optimizer == OWN,
+    f"optimizer_bits: The state of {{optimizer}} is not built in 8 bits; that of {', '.join(EIGHT_BIT)} "
+    f"is.": lambda c: c.optimizer_bits == "8" and c.optimizer not in (OWN, *EIGHT_BIT),
+    "warmup_steps: A warm-up of {warmup_steps} steps leaves none of the {iters} Iterations; lower it, or raise "
+    "Iterations.": lambda c: not c.imitates and not (c.epochs or c.stages) and c.warmup_steps >= c.iters,
+    "reward_functions: The best of the model's own completions and the warm-up's goal go by rewards; choose a reward "
+    "function.": lambda c: (
+        not (c.reward_functions or c.environment)
+        and (c.imitates or c.warmup_steps)
+        and (c.sft_targets == "best_of_n" or (not c.imitates and c.warmup_pass_rate))
     ),
-    (
-        "dtype",
-        lambda c: c.train_type == "full" and c.dtype == "float16",
-        "Full fine-tuning needs the range of float32 or bfloat16; choose one of them, or LoRA.",
+    "warmup_steps: A supervised warm-up runs on one machine; warm up there, and start from its adapter.": lambda c: (
+        not c.imitates and c.warmup_steps and c.hosts.strip()
     ),
-    (
-        "use_rslora",
-        lambda c: c.use_rslora and c.lora_alpha is None and c.train_type != "full",
-        "rsLoRA divides LoRA alpha by the root of the rank; give LoRA alpha, or turn it off.",
+    f"optimizer: {_ONE_PROCESS}": lambda c: c.hosts.strip() and c.optimizer == OWN,
+    f"lr_schedule: {_ONE_PROCESS}": lambda c: c.hosts.strip() and c.lr_schedule == OWN != c.optimizer,
+    "stages: A stage has {found}, and the learning rate is the program's schedule, which sees only the "
+    "update.": lambda c: (
+        c.lr_schedule == OWN and min({*OF_THE_RATE} & {key for stage in c.stages for key in stage}, default="")
     ),
-    (
-        "quantization",
-        lambda c: c.train_type == "dora" and c.quantization == "6",
-        "DoRA cannot be trained on 6-bit weights with this version of mlx-lm; choose 4 or 8 bits, or LoRA.",
+    "sync_ref_model: Reference follows is on, but Beta (KL weight) is 0, so there is no reference to move.": lambda c: (
+        c.sync_ref_model and not c.needs_reference
     ),
-    (
-        "lm_studio_name",
-        lambda c: c.lm_studio_name.strip() and c.train_type != "full" and not c.fuse,
-        "LM Studio loads complete models only; turn Fuse on, or clear the export name.",
+    "sync_ref_model: A reference model of its own cannot follow the policy; clear one of the two.": lambda c: (
+        c.sync_ref_model and c.reference_model_path
     ),
-    (
-        "lr_final",
-        lambda c: (
-            c.lr_schedule not in ("constant", "constant_with_warmup", "inverse_sqrt", OWN)
-            and c.lr_final not in (None, DEFAULT_FINAL)  # the default gives way to a share of the learning rate
-            and c.lr_final > c.learning_rate
-        ),
-        "The final rate ({lr_final:g}) is above the learning rate ({learning_rate:g}).",
+    "sampling_correction: Sampling correction is for the ratio against the policy that sampled, but Ratio against is "
+    "the reference model; change one of the two.": lambda c: (
+        c.sampling_correction not in ("none", "auto") and c.ratio_against == "reference"
     ),
-    (
-        "lr_final",
-        lambda c: c.lr_final == 0 and c.lr_schedule in ("exponential", "step"),
-        "A rate that falls by factors never reaches 0; give one above 0, or leave it empty.",
+    "sampling_correction_min: The smallest correction ({sampling_correction_min:g}) is above the largest correction "
+    "({sampling_correction_max:g}).": lambda c: (
+        c.sampling_correction != "none"
+        and None not in (c.sampling_correction_min, c.sampling_correction_max)
+        and c.sampling_correction_min > c.sampling_correction_max
     ),
-    (
-        "optimizer_bits",
-        lambda c: c.optimizer_bits == "8" and c.optimizer == OWN,
-        "The state of a program's optimizer has the precision that its own code gives it; set 32.",
+    "repetition_penalty: A repetition penalty would punish the teacher of self-distillation for the solution that it "
+    "reads; set it to 1, or Distillation weight to 0.": lambda c: (
+        c.repetition_penalty != 1 and c.self_distillation_weight
     ),
-    (
-        "optimizer_bits",
-        lambda c: c.optimizer_bits == "8" and c.optimizer not in (OWN, *EIGHT_BIT),
-        f"The state of {{optimizer}} is not built in 8 bits; that of {', '.join(EIGHT_BIT)} is.",
+    "reward_weights_final: There are {found} reward functions; give one weight for each.": lambda c: (
+        c.reward_weight_schedule == "linear"
+        and len(c.reward_weights_final) != len(c.reward_functions)
+        and f"{len(c.reward_weights_final)} final weights for {len(c.reward_functions)}"
     ),
-    (
-        "warmup_steps",
-        lambda c: not c.imitates and not (c.epochs or c.stages) and c.warmup_steps >= c.iters,
-        "A warm-up of {warmup_steps} steps leaves none of the {iters} Iterations; lower it, or raise Iterations.",
+    "advantage_baseline: Normalise, then sum has a baseline of its own; set Baseline to Group mean.": lambda c: (
+        c.multi_objective_aggregation == "normalize_then_sum" and c.advantage_baseline != "group"
     ),
-    (
-        "reward_functions",
-        lambda c: (
-            not (c.reward_functions or c.environment)
-            and (c.imitates or c.warmup_steps)
-            and (c.sft_targets == "best_of_n" or (not c.imitates and c.warmup_pass_rate))
-        ),
-        "The best of the model's own completions and the warm-up's goal go by rewards; choose a reward function.",
+    "reward_weight_schedule: Stages have weights of their own; set Weight schedule to Constant.": lambda c: (
+        c.stages and c.reward_weight_schedule != "constant"
     ),
-    (
-        "warmup_steps",
-        lambda c: not c.imitates and c.warmup_steps and c.hosts.strip(),
-        "A supervised warm-up runs on one machine; warm up there, and start from its adapter.",
+    "parallelism: mlx passes no gradient between machines that hold different layers; choose Tensors.": lambda c: (
+        c.hosts and c.parallelism == "pipeline"
     ),
-    ("optimizer", lambda c: c.hosts.strip() and c.optimizer == OWN, _ONE_PROCESS),
-    ("lr_schedule", lambda c: c.hosts.strip() and c.lr_schedule == OWN != c.optimizer, _ONE_PROCESS),
-    (
-        "stages",
-        lambda c: (
-            c.lr_schedule == OWN and min({*OF_THE_RATE} & {key for stage in c.stages for key in stage}, default="")
-        ),
-        "A stage has {found}, and the learning rate is the program's schedule, which sees only the update.",
+    "train_type: A model divided among machines is trained with LoRA, not with {train_type}.": lambda c: (
+        c.is_divided and c.train_type != "lora"
     ),
-    (
-        "sync_ref_model",
-        lambda c: c.sync_ref_model and not c.needs_reference,
-        "Reference follows is on, but Beta (KL weight) is 0, so there is no reference to move.",
+    **{
+        f"{key}: {sentence}": lambda c, key=key: c.is_divided and getattr(c, key)
+        for key, sentence in _NOT_DIVIDED.items()
+    },
+    "stop_when: {found}": lambda c: _first(condition_fault(text, *_known_metrics(c)) for text in c.stop_when),
+    "best_metric: {found}": lambda c: c.best_metric and metric_fault(c.best_metric, *_known_metrics(c)),
+    "best_metric: {found} is a metric of evaluations, and this run has none: Eval is 0.": lambda c: (
+        c.best_metric.startswith(EVALUATION) and not c.steps_per_eval and quote(c.best_metric, 60)
     ),
-    (
-        "sync_ref_model",
-        lambda c: c.sync_ref_model and c.reference_model_path,
-        "A reference model of its own cannot follow the policy; clear one of the two.",
+    "save_every: Save must be at least 1 step, or −1: once per epoch.": lambda c: not c.save_every,
+    "prompt_template: {found}": lambda c: template_fault(c.prompt_template),
+    "answer_pattern: {found}": lambda c: pattern_fault(c.answer_pattern),
+    "map_function: {found} should map the rows, but no reward functions file is given.": lambda c: (
+        not c.reward_functions_file and quote(c.map_function, 40)
     ),
-    (
-        "sampling_correction",
-        lambda c: c.sampling_correction not in ("none", "auto") and c.ratio_against == "reference",
-        "Sampling correction is for the ratio against the policy that sampled, but Ratio against is the reference "
-        "model; change one of the two.",
-    ),
-    (
-        "sampling_correction_min",
-        lambda c: (
-            c.sampling_correction != "none"
-            and None not in (c.sampling_correction_min, c.sampling_correction_max)
-            and c.sampling_correction_min > c.sampling_correction_max
-        ),
-        "The smallest correction ({sampling_correction_min:g}) is above the largest correction "
-        "({sampling_correction_max:g}).",
-    ),
-    (
-        "repetition_penalty",
-        lambda c: c.repetition_penalty != 1 and c.self_distillation_weight,
-        "A repetition penalty would punish the teacher of self-distillation for the solution that it reads; set it to "
-        "1, or Distillation weight to 0.",
-    ),
-    (
-        "reward_weights_final",
-        lambda c: (
-            c.reward_weight_schedule == "linear"
-            and len(c.reward_weights_final) != len(c.reward_functions)
-            and f"{len(c.reward_weights_final)} final weights for {len(c.reward_functions)}"
-        ),
-        "There are {found} reward functions; give one weight for each.",
-    ),
-    (
-        "advantage_baseline",
-        lambda c: c.multi_objective_aggregation == "normalize_then_sum" and c.advantage_baseline != "group",
-        "Normalise, then sum has a baseline of its own; set Baseline to Group mean.",
-    ),
-    (
-        "reward_weight_schedule",
-        lambda c: c.stages and c.reward_weight_schedule != "constant",
-        "Stages have weights of their own; set Weight schedule to Constant.",
-    ),
-    (
-        "parallelism",
-        lambda c: c.hosts and c.parallelism == "pipeline",
-        "mlx passes no gradient between machines that hold different layers; choose Tensors.",
-    ),
-    (
-        "train_type",
-        lambda c: c.is_divided and c.train_type != "lora",
-        "A model divided among machines is trained with LoRA, not with {train_type}.",
-    ),
-    *((key, lambda c, key=key: c.is_divided and getattr(c, key), sentence) for key, sentence in _NOT_DIVIDED.items()),
-    ("stop_when", lambda c: _first(condition_fault(text, *_known_metrics(c)) for text in c.stop_when), "{found}"),
-    ("best_metric", lambda c: c.best_metric and metric_fault(c.best_metric, *_known_metrics(c)), "{found}"),
-    (
-        "best_metric",
-        lambda c: c.best_metric.startswith(EVALUATION) and not c.steps_per_eval and quote(c.best_metric, 60),
-        "{found} is a metric of evaluations, and this run has none: Eval is 0.",
-    ),
-    ("save_every", lambda c: not c.save_every, "Save must be at least 1 step, or −1: once per epoch."),
-    ("prompt_template", lambda c: template_fault(c.prompt_template), "{found}"),
-    ("answer_pattern", lambda c: pattern_fault(c.answer_pattern), "{found}"),
-    (
-        "map_function",
-        lambda c: not c.reward_functions_file and quote(c.map_function, 40),
-        "{found} should map the rows, but no reward functions file is given.",
-    ),
-    ("eval_data", lambda c: _first(starmap(evaluation_set_fault, evaluation_sets(c.eval_data).items())), "{found}"),
-    ("mcp_servers", lambda c: _first(starmap(server_fault, c.mcp_servers.items())), "{found}"),
-    ("environment", lambda c: openenv_fault(c.environment), "{found}"),
-    ("report_to", lambda c: report_to_fault(c.report_to), "{found}"),
-    ("tracker_project", lambda c: project_fault(c.tracker_project), "{found}"),
-    ("lm_studio_name", lambda c: _unsafe(c.lm_studio_name), "The LM Studio export name {found}."),
-    ("run_name", lambda c: _unsafe(c.run_name), "The run folder name {found}."),
-]
-"""(setting with the problem, test, message).
-
-`{found}` in a message is the text that the test returns; other names are values of settings.
-"""
+    "eval_data: {found}": lambda c: _first(starmap(evaluation_set_fault, evaluation_sets(c.eval_data).items())),
+    "mcp_servers: {found}": lambda c: _first(starmap(server_fault, c.mcp_servers.items())),
+    "environment: {found}": lambda c: openenv_fault(c.environment),
+    "report_to: {found}": lambda c: report_to_fault(c.report_to),
+    "tracker_project: {found}": lambda c: project_fault(c.tracker_project),
+    "lm_studio_name: The LM Studio export name {found}.": lambda c: _unsafe(c.lm_studio_name),
+    "run_name: The run folder name {found}.": lambda c: _unsafe(c.run_name),
+}
+"""“setting with the problem: message” → its test. `{found}` in a message is the text that the test returns; other names
+are values of settings."""
 
 
 def _above(count: int) -> str:
@@ -359,7 +248,8 @@ def cross_setting_faults(values: Mapping[str, Any]) -> list[ConfigProblem]:
     """The problems of every check whose settings are all in `values` (valid values by key)."""
     faults: list[ConfigProblem] = []
     settings = CheckedValues(**values)
-    for key, test, message in RULES:
+    for rule, test in RULES.items():
+        key, _, message = rule.partition(": ")
         with suppress(_InvalidSettingError):
             if found := test(settings):
                 faults.append(ConfigProblem(key, message.format_map({**values, "found": found})))

@@ -14,11 +14,10 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from backend.config.checks import CheckedValues, cross_setting_faults, default_score
-from backend.config.form import SECTIONS, in_form_order
 from backend.config.other_programs.translation import FOREIGN_WORDS, NAMES, read_file
 from backend.config.other_programs.trl import reward_entries
 from backend.config.row_settings import prompt_limit
-from backend.config.setting import Modes, Setting, Use, has_default_rewards, setting_from_field
+from backend.config.setting import SECTIONS, Modes, Setting, Use, has_default_rewards, in_form_order, setting_from_field
 from backend.config.settings.grpo import GrpoFields
 from backend.config.settings.model_and_data import DataFields, ModelFields
 from backend.config.settings.training import TrainingFields
@@ -30,8 +29,6 @@ from backend.utils.documents import read_yaml, validation_error
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, read_text, user_path
 from backend.utils.text import SENTENCE, quote
-
-LONGEST_LIST = 1_000  # entries of a setting that is a list
 
 
 class Config(GrpoFields, DataFields, TrainingFields, ModelFields, Modes):  # fields of the last base come first
@@ -58,7 +55,6 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields, Modes):  # fie
 
     @property
     def weights(self) -> list[float]:
-        """One weight per reward function."""
         return self.reward_weights or [1.0] * len(self.reward_functions)
 
     @property
@@ -108,8 +104,7 @@ def sections() -> dict[str, list[Setting]]:
 
 
 def problems(raw: Mapping[str, Any]) -> list[ConfigProblem]:
-    """Every problem of raw settings, in the form's order; a cross-check runs if what it reads is valid. Reads no
-    files."""
+    """Every problem of raw settings, in the form's order. Reads no files."""
     return _validate(raw)[1]
 
 
@@ -262,8 +257,6 @@ def valid_value(key: str, value: Any) -> Any:
     sentence = validation_error(value)
     if isinstance(value, bool) and about.kind in ("int", "float"):
         sentence = f"must be a number, not {str(value).lower()}"
-    elif isinstance(value, list) and len(cast("list[Any]", value)) > LONGEST_LIST:
-        sentence = f"has more than {LONGEST_LIST:,} entries"
     if not sentence:
         try:
             value = _adapter(key).validate_python(value)
@@ -307,7 +300,6 @@ _EXPECTED = {
 
 
 def _expected(about: Setting, error: Any, value: Any) -> str:
-    """The end of a sentence, by pydantic's error."""
     what = _EXPECTED.get(about.kind, "text")
     if error["type"] in _LIMITS:
         word, limit = _LIMITS[error["type"]]

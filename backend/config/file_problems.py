@@ -19,8 +19,6 @@ from backend.utils.files import read_text
 
 @dataclass(frozen=True, slots=True)
 class UnreadKey:
-    """A key that was not read, and the key that it is a misspelling of, or ""."""
-
     key: str
     sentence: str
     meant: str = ""

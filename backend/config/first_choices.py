@@ -10,8 +10,7 @@ SYSTEM_PROMPT = (
     "Think the question through before you answer. Write your thoughts between <think> and </think>, and after them "
     "only the final answer between <answer> and </answer>."
 )
-"""Describes the format that the five default rewards check; without it a model never writes the tags, and every reward
-is 0."""
+"""The format that the five default rewards check; without it a model never writes the tags."""
 
 
 def model_to_begin_with() -> str:

@@ -2,63 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from backend.config.config import SETTINGS, Config
 from backend.config.updates import DEFAULT_FINAL, OWN, final_rate
 from backend.utils.errors import ConfigProblem
 
 
-def config_notes(config: Config) -> list[str]:
-    """A run logs them at its start."""
+def config_notes(config: Config) -> Iterator[str]:
     loss, level, correction = config.grpo_loss_type, config.importance_sampling_level, config.sampling_correction
     final = final_rate(config.learning_rate, config.lr_final)
     falls = SETTINGS["lr_final"].applies(config.model_dump())
-    notes = [
-        (
-            level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"),
-            f"Importance by sequence with the {loss} loss weighs long completions more; grpo and luspo do not.",
-        ),
-        (loss == "luspo" and level != "sequence", "The luspo loss was made for importance by sequence."),
-        (
-            loss == "vespo" and level != "token",
-            "The vespo loss computes the completion's ratio itself and was made for importance by token.",
-        ),
-        (
-            loss == "cispo" and (config.epsilon_high or config.epsilon) < 1,
-            "The cispo loss takes Epsilon high as the largest ratio itself; its paper uses about 5.",
-        ),
-        (
-            config.delta is not None and loss in ("cispo", "sapo", "vespo"),
-            f"Delta is set, but the {loss} loss has no clip that it could bound.",
-        ),
-        (
-            config.holds_output and correction == "none",
-            "Output is constrained and Sampling correction is none: the policy learns from tokens as if it had chosen "
-            "them freely. Automatic corrects for that.",
-        ),
-        (
-            config.holds_output and correction.startswith("token"),
-            "Sampling correction by token does not correct the states that constrained output leads to; "
-            "Automatic corrects whole completions.",
-        ),
-        (
-            config.self_distillation_weight > 0 and config.beta == 0 and config.teacher_model_kind == "live",
-            "Self-distillation has no anchor: Beta is 0 and the teacher moves with the policy, so both may drift. Set "
-            "Beta above 0, or Teacher to Reference.",
-        ),
-        (
-            config.optimizer == OWN,
-            f"The optimizer is {config.own_optimizer}, an object of the program that called train().",
-        ),
-        (
-            config.lr_schedule == OWN,
-            f"The learning rate is that of {config.own_schedule}, an object of the program; the setting has no effect.",
-        ),
-        (
-            falls and config.lr_final == DEFAULT_FINAL > config.learning_rate,
-            f"The default final rate is above the learning rate, so the rate falls to a fifth of it: {final:g}.",
-        ),
-    ]
-    return [sentence for holds, sentence in notes if holds]
+    if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
+        yield f"Importance by sequence with the {loss} loss weighs long completions more; grpo and luspo do not."
+    if loss == "luspo" and level != "sequence":
+        yield "The luspo loss was made for importance by sequence."
+    if loss == "vespo" and level != "token":
+        yield "The vespo loss computes the completion's ratio itself and was made for importance by token."
+    if loss == "cispo" and (config.epsilon_high or config.epsilon) < 1:
+        yield "The cispo loss takes Epsilon high as the largest ratio itself; its paper uses about 5."
+    if config.delta is not None and loss in ("cispo", "sapo", "vespo"):
+        yield f"Delta is set, but the {loss} loss has no clip that it could bound."
+    if config.holds_output and correction == "none":
+        what = "Output is constrained and Sampling correction is none"
+        yield f"{what}: the policy learns from tokens as if it had chosen them freely. Automatic corrects for that."
+    if config.holds_output and correction.startswith("token"):
+        what = "Sampling correction by token does not correct the states that constrained output leads to"
+        yield f"{what}; Automatic corrects whole completions."
+    if config.self_distillation_weight > 0 and config.beta == 0 and config.teacher_model_kind == "live":
+        what = "Self-distillation has no anchor: Beta is 0 and the teacher moves with the policy, so both may drift"
+        yield f"{what}. Set Beta above 0, or Teacher to Reference."
+    if config.optimizer == OWN:
+        yield f"The optimizer is {config.own_optimizer}, an object of the program that called train()."
+    if config.lr_schedule == OWN:
+        what = f"The learning rate is that of {config.own_schedule}, an object of the program"
+        yield f"{what}; the setting has no effect."
+    if falls and config.lr_final == DEFAULT_FINAL > config.learning_rate:
+        yield f"The default final rate is above the learning rate, so the rate falls to a fifth of it: {final:g}."
 
 
 USUAL: dict[str, tuple[float, float, str]] = {

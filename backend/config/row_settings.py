@@ -36,7 +36,6 @@ def template_columns(template: str) -> list[str]:
 
 
 def template_fault(template: str) -> str:
-    """What is wrong with a prompt template, as a sentence; "" for nothing."""
     try:
         if not template or template_columns(template):
             return ""
@@ -46,7 +45,6 @@ def template_fault(template: str) -> str:
 
 
 def pattern_fault(pattern: str) -> str:
-    """What is wrong with an answer pattern, as a sentence; "" for nothing."""
     if not pattern or (sentence := excess(pattern)):
         return sentence if pattern else ""
     try:
@@ -69,7 +67,6 @@ def evaluation_sets(eval_data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def evaluation_set_fault(name: str, about: Mapping[str, Any]) -> str:
-    """What is wrong with an evaluation set, as a sentence; "" for nothing."""
     if not _NAME.fullmatch(name):
         return f"{quote(name, 40)} cannot name an evaluation set: use letters, digits, dots, - and _, at most 40."
     if name in TAKEN_NAMES:
@@ -90,6 +87,5 @@ def evaluation_set_fault(name: str, about: Mapping[str, Any]) -> str:
 
 
 def prompt_limit(max_seq_length: int, max_completion_length: int, max_prompt_length: int | None) -> int:
-    """Tokens of the longest prompt that is accepted."""
     room = max_seq_length - max_completion_length
     return room if max_prompt_length is None else min(room, max_prompt_length)

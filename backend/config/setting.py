@@ -1,9 +1,10 @@
-"""The description of a setting: a pydantic field with label, help, unit, limits, and when it applies."""
+"""The description of a setting: a pydantic field with label, help, unit, limits, and when it applies; and the order of
+the form: blocks, headings, and within a heading first what MLX LoRA Studio's guide documents."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -25,8 +26,7 @@ Kind = (
     Literal["int", "float", "bool", "text", "prose", "choice", "file", "hosts", "model", "adapter", "dataset"]
     | Literal["list", "numbers", "mapping", "stages", "rewards"]
 )
-"""Which editor a setting has. `prose` is text of several lines, `numbers` a list of numbers, `mapping` a small YAML
-map."""
+"""Which editor a setting has. `prose`: text of several lines; `numbers`: a list; `mapping`: a small YAML map."""
 
 Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "rewards", "scoring", "duration", "tools"]
 """What depends on a setting (see `keys_used_by`). `task`: what a user trains on and for; a preset leaves it alone.
@@ -39,8 +39,7 @@ Part = Literal["", "sampling", "scoring", "policy"]
 
 
 def step_parts(values: Mapping[str, Any]) -> set[Part]:
-    """The parts that a step has in the chosen mode, or an evaluation. SFT samples only where there are reward
-    functions, and distillation has no policy loss at its full weight."""
+    """The parts of a step. SFT samples only for rewards; distillation at weight 1 has no policy loss."""
     weight, mode = values.get("distillation_weight"), values.get("train_mode")
     if mode == "sft":
         samples = values.get("sft_targets") == "best_of_n" or values.get("reward_functions")
@@ -49,8 +48,7 @@ def step_parts(values: Mapping[str, Any]) -> set[Part]:
 
 
 def has_default_rewards(values: Mapping[str, Any]) -> bool:
-    """True if no reward functions mean the defaults: in GRPO and SFT on the best of N, unless the `get_reward` of an
-    environment may be the only one."""
+    """True if no reward functions mean the defaults: in GRPO and SFT on the best of N, without environments."""
     mode = values.get("train_mode", "grpo")
     samples = mode == "grpo" or (mode == "sft" and values.get("sft_targets") == "best_of_n")
     return samples and not values.get("environment")
@@ -81,7 +79,6 @@ class Modes:
 
     @property
     def learns_from_rewards(self: Any) -> bool:
-        """True if the loss has GRPO's terms."""
         return "policy" in step_parts(vars(self))
 
     @property
@@ -103,7 +100,6 @@ class Modes:
 
     @property
     def is_divided(self: Any) -> bool:
-        """True for a model that is divided among machines."""
         return bool(self.hosts) and self.parallelism == "tensor"
 
 
@@ -141,12 +137,11 @@ class Setting:
     stays_visible: bool = False  # the form disables it where `when` does not hold, instead of hiding it
     empty_is_default: bool = False  # an empty list means the default, as in mlx-lm-lora
     note: str = ""  # a sentence that the form always shows below the control
-    group: str = ""  # heading in the form (`backend.config.form`)
+    group: str = ""  # heading in the form (HEADINGS)
     default_entry: str = ""  # label of an additional first menu entry for the default
     known_as: tuple[str, ...] = ()  # other labels that people search for
 
     def applies(self, values: Mapping[str, Any]) -> bool:
-        """Whether the setting has any effect with these values."""
         return self.fits_mode(values) and (self.when is None or values.get(self.when[0]) in self.when[1])
 
     def fits_mode(self, values: Mapping[str, Any]) -> bool:
@@ -201,6 +196,75 @@ def setting_from_field(key: str, field: FieldInfo) -> Setting:
         optional=NoneType in types,
         **about,
     )
+
+
+SECTIONS: dict[str, str] = {
+    "algorithm": "Algorithm",
+    "model_data": "Model & Data",
+    "fine_tune": "Fine-tune",
+    "training": "Training Settings",
+    "columns": "Dataset Columns",
+    "output": "Output",
+    "preference": "Preference And Judge",
+    "generation": "GRPO Generation And Rewards",
+}
+"""Section key → title, in the order of the form."""
+
+MACHINES = "Machines"
+HEADINGS = (
+    "",  # settings without a heading come first
+    *("LoRA Settings", "Weights"),
+    *("Steps and batches", "Learning rate and optimizer", "Evaluation and checkpoints", "Memory, test and fusing"),
+    *("Supervised learning", "Early stopping", MACHINES),
+    *("Columns", "Prompts", "Answers", "Rows and splits", "Held-out prompts"),
+    *("Sampling", "Loss", "Self-distillation", "Entropy", "Advantages", "Rewards over the run"),
+    *("Limits of reward functions", "Tools and environments"),
+)
+"""In the order of the form."""
+
+DOCUMENTED: dict[str, tuple[str, ...]] = {
+    "algorithm": ("train_mode",),
+    "model_data": ("model", "data", "lm_studio_name"),
+    "fine_tune": ("train_type", "num_layers", "rank", "scale", "dropout", "quantization"),
+    "training": (
+        *("iters", "epochs", "batch_size", "max_seq_length", "seed", "learning_rate", "optimizer", "lr_schedule"),
+        *("steps_per_report", "steps_per_eval", "save_every", "val_batches", "gradient_accumulation_steps"),
+        *("seq_step_size", "test_batches", "grad_checkpoint", "mask_prompt", "fuse"),
+    ),
+    "columns": ("prompt_feature", "answer_feature", "type_feature"),
+    "output": ("run_name",),
+    "preference": ("beta", "reference_model_path"),
+    "generation": (
+        *("group_size", "max_completion_length", "temperature", "epsilon", "top_p", "top_k", "min_p", "epsilon_high"),
+        *("grpo_loss_type", "importance_sampling_level"),
+        *("reward_functions", "reward_weights", "reward_functions_file"),
+    ),
+}
+"""Section → keys of the guide, in its order."""
+
+
+def documented_part(section: str, settings: Iterable[Setting]) -> list[Setting]:
+    """The documented settings of a section, each followed by what depends on it and is not advanced."""
+    members = [about for about in settings if about.section == section]
+    documented = DOCUMENTED.get(section, ())
+    part: list[Setting] = []
+    for key in documented:
+        part += [about for about in members if about.key == key]
+        dependent = (about for about in members if about.when is not None and about.when[0] == key)
+        part += [about for about in dependent if not about.advanced and about.key not in documented]
+    return part
+
+
+def in_form_order(settings: Iterable[Setting]) -> dict[str, Setting]:
+    """Key → setting: by section and heading, the documented ones first, the advanced ones last."""
+    settings = list(settings)
+    ordered: dict[str, Setting] = {}
+    for section in SECTIONS:
+        members = [about for about in settings if about.section == section]
+        members.sort(key=lambda about: about.advanced)  # stable: otherwise in the order of declaration
+        once = {about.key: about for about in (*documented_part(section, settings), *members)}
+        ordered |= sorted(once.items(), key=lambda entry: HEADINGS.index(entry[1].group))
+    return ordered
 
 
 # Names by which a signature says which part of a `Config` it reads; any object with these settings will do.

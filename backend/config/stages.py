@@ -67,7 +67,6 @@ def stage_rows(values: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def scoring_of(values: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """The reward functions and weights of a stage, as settings of a run."""
     stage = values["stages"][index]
     functions: list[str] = stage.get("reward_functions") or values["reward_functions"]
     weights: list[float] = stage.get("reward_weights") or []

@@ -1,5 +1,4 @@
-"""Derived values of the learning-rate settings, and runs whose optimizer or schedule is an object of the caller:
-config.yaml then has `own` as the name and a description."""
+"""Derived values of the learning-rate settings; and runs whose optimizer or schedule is the caller's object, `own`."""
 
 from __future__ import annotations
 

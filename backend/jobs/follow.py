@@ -46,7 +46,7 @@ from backend.runs.events import (
 )
 from backend.runs.metric_names import EVALUATION, SPREAD, our_name
 from backend.runs.run_folder import RunFolder
-from backend.trainer.control import look_for_stop_word, read_word, remove_word
+from backend.trainer.control import look_for_stop_word, read_word
 from backend.utils.disk import whole_folder
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
@@ -164,7 +164,7 @@ class Follower:
         if not (word := read_word(self.run.control)):
             return
         with suppress(OSError):
-            remove_word(self.run.control)
+            self.run.control.unlink(missing_ok=True)
         self.log.write("command", word=word)
         if word != "stop":
             return self._note(f"A job cannot {word}: it trains on until it has ended or is stopped.")

@@ -13,10 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
-from backend.rewards.calls import Failure, Poll, RewardError
+from backend.rewards.calls import Poll
 from backend.rewards.catalogue import JUDGE, builtin_rewards, find_call, read_call, reward_faults, rewards_in_file
+from backend.rewards.errors import Failure, RewardError
+from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
-from backend.rewards.scoring import TrainerState
 from backend.types import Group
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
@@ -29,8 +30,8 @@ Block = tuple[Sequence[float], Sequence[float]]  # x and y of the same observati
 
 @dataclass(frozen=True, slots=True)
 class ModelScores:
-    """`scores`: of each completion, None for no opinion. `columns`: logged beside completions. `metrics`: of the step.
-    `notes`: messages for the user."""
+    """`scores`: one of each completion in group order, None for no opinion. `columns`: logged beside completions, as
+    `name/explanation`. `metrics`: of the step. `notes`: messages for the user."""
 
     scores: list[float | None]
     columns: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
@@ -55,12 +56,13 @@ class ModelReward(Protocol):
     """It shares the device with sampling."""
 
     def load(self, folder: Path | None) -> None:
-        """Load weights or look for the server; does nothing where that is done. `folder`: of the run. Raises
-        UserError."""
+        """Load weights or look for the server, before the first score and again after `close`; does nothing where that
+        is done. `folder`: of the run, None outside of one. Raises UserError."""
         ...
 
     def start(self, group: Group) -> None:
-        """A group's last completion has ended while others are decoded: scoring it may begin in the background."""
+        """A group's last completion has ended while others are decoded: may begin in the background. Groups that were
+        not started are scored all the same."""
         ...
 
     def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> ModelScores:
@@ -84,7 +86,8 @@ def model_entries(entries: Iterable[str], file: Path | None) -> frozenset[str]:
 
 
 class LoadedModel(NamedTuple):
-    """A model in memory. `quantization` as in the settings; `judges`: the mode of a judge, "" for a reward model."""
+    """A model whose weights a run has in memory. `source`: folder or id; `quantization` as in the settings; `judges`:
+    the mode of a judge, "" for a reward model."""
 
     source: str
     quantization: str = "none"
@@ -123,8 +126,9 @@ def open_model_rewards(entries: Sequence[str], base: Path) -> dict[str, ModelRew
 
 
 def score_metrics(name: str, groups: Sequence[Group], scores: Sequence[float | None]) -> dict[str, float]:
-    """For the health rules. `saturated`: the larger of the shares of 0 and of 1, where all scores lie between.
-    `length_correlation`: of scores and tokens within groups, where both vary."""
+    """Of each step, for the health rules. `saturated`: the larger of the shares of scores that are 0 and that are
+    1, where all lie between, as a judge's do. `length_correlation`: of scores and tokens within groups, where both
+    vary."""
     rest, blocks = iter(scores), list[Block]()
     for group in groups:
         scored = [(len(each.tokens), score) for each, score in zip(group.completions, rest, strict=False)]

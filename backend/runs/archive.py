@@ -29,9 +29,8 @@ IDLE_PHASES = ("loading", "paused", "waiting")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run in the list. `reward` and `metrics` are the newest step's, `reward_before` and `reward_after` means over
-    the first and the last few steps, of `measure` where that is not the reward. `worked_s` excludes loading and
-    pauses."""
+    """One run in the list. `reward` and `metrics` are the newest step's, `reward_before` and `reward_after` means of
+    `measure` over the first and the last few steps. `worked_s` excludes loading and pauses."""
 
     name: str
     path: str
@@ -112,8 +111,7 @@ def averaging_window(count: int) -> int:
 
 
 def first_and_last_means(values: Iterable[Any], count: int | None = None) -> tuple[float | None, float | None]:
-    """Means over the first and the last `averaging_window` numbers; (None, the only value) below two. `count`: the
-    steps of the run, if `values` covers only its two ends."""
+    """Means at both ends; (None, the only value) below two. `count`: the steps of the run."""
     numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if len(numbers) < 2:
         return None, numbers[0] if numbers else None
@@ -124,8 +122,7 @@ def first_and_last_means(values: Iterable[Any], count: int | None = None) -> tup
 def state_of(
     ending: Event | None, *, is_locked: bool, has_started: bool, may_be_coming: bool, is_queued: bool = False
 ) -> State:
-    """The state of a run from its event log and its lock. `ending`: the event that ended the run. `may_be_coming`: a
-    process that was just launched may still be importing."""
+    """The state of a run. `may_be_coming`: a process just launched may still be importing."""
     if ending is not None:
         return ending["kind"]
     if is_locked:
@@ -184,7 +181,6 @@ class WorkClock:
             self._ticking = kind == "step" or (kind not in ("started", *ENDINGS) and self._ticking)
 
     def stop(self) -> None:
-        """Stop counting until an event shows that the run works again."""
         self._ticking = False
 
     def since_last(self, now: float | None) -> float:
@@ -206,8 +202,7 @@ class CompletionTime:
 
 
 def seconds_per_completion(values: Mapping[str, Any], known: Iterable[CompletionTime]) -> float | None:
-    """Median over the runs of the same model and mode that share most of COST_SETTINGS with `values`; None without
-    any."""
+    """Median over the runs of that model and mode that share most of COST_SETTINGS with `values`; None without any."""
     kind = values["model"], values.get("train_mode", "grpo")
     same = [time for time in known if (time.settings.get("model"), time.settings.get("train_mode", "grpo")) == kind]
 

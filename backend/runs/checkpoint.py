@@ -67,27 +67,29 @@ from backend.utils.files import remove_tree
 from backend.utils.text import quote
 
 
-def save(
-    run: RunFolder,
-    state: TrainingState,
-    weights: Arrays | HostArrays,
-    optimizer: Arrays | HostArrays | None,
-    reference: Arrays | HostArrays | None = None,
-    pass_rates: HostArrays | None = None,
-    *,
-    is_full_model: bool,
-    keep: int,
-) -> Path:
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state and arrays of a run between two steps, every array evaluated."""
+
+    state: TrainingState
+    weights: Arrays | HostArrays
+    optimizer: Arrays | HostArrays | None = None  # None with `save_only_model`
+    reference: Arrays | HostArrays | None = None
+    adapter_config: dict[str, Any] | None = None  # None under full fine-tuning
+    pass_rates: HostArrays | None = None
+
+
+def save(run: RunFolder, taken: Snapshot, keep: int) -> Path:
     """Write a checkpoint, and delete those that are neither among the newest `keep` nor the best. Raises DiskError."""
-    final = run.checkpoints / f"{state.step:06d}"
+    final = run.checkpoints / f"{taken.state.step:06d}"
     with writing(final):
         run.path.stat()  # a run folder that is gone must not come back half
     with whole_folder(final) as draft:
-        save_arrays(draft / WEIGHT_FILES[is_full_model], weights)
-        for part, arrays in (("optimizer", optimizer), ("reference", reference), ("pass_rates", pass_rates)):
-            if arrays is not None:
+        save_arrays(draft / WEIGHT_FILES[taken.adapter_config is None], taken.weights)
+        for part in ("optimizer", "reference", "pass_rates"):
+            if (arrays := getattr(taken, part)) is not None:
                 save_arrays(draft / f"{part}.safetensors", arrays)
-        write_state(draft, state)
+        write_state(draft, taken.state)
     rotate(run, keep)  # only now: until the new one is on disk the run can only be resumed from an older one
     return final
 
@@ -106,7 +108,6 @@ def arrays_of(saved: Checkpoint, part: Part | Literal["weights"]) -> Arrays:
 
 
 def write_state(folder: Path, state: TrainingState) -> None:
-    """Write state.json beside a checkpoint's arrays, with their checksums."""
     arrays = (file for file in folder.iterdir() if file.name != "state.json")
     content = {"v": RUN_FORMAT} | asdict(state) | {"files": file_sums(arrays)}
     (folder / "state.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -136,7 +137,6 @@ def newest(run: RunFolder) -> Checkpoint | None:
 
 
 def rotate(run: RunFolder, keep: int) -> None:
-    """Delete all but the newest `keep` and the best."""
     checkpoints = all_checkpoints(run)
     best = best_of(checkpoints)
     for saved in checkpoints[:-keep]:
@@ -164,8 +164,7 @@ def file_sums(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 
 def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[DamagedCheckpoint]]:
-    """The newest checkpoint that is as it was written, and the damaged ones that are newer. Raises UserError where
-    steps were saved and no checkpoint is whole."""
+    """The newest whole checkpoint, and the damaged newer ones. Raises UserError where steps were saved and none is."""
     damaged: list[DamagedCheckpoint] = []
     for old in run.checkpoints.glob(".[0-9]*.old"):
         with writing(old):
@@ -223,8 +222,7 @@ def last_step(run: RunFolder) -> int:
 
 
 def go_back(run: RunFolder, which: str) -> str:
-    """Delete the checkpoints after `which` ("best", "last" or a step), so that the next resume begins there; returns a
-    message for the event log. Raises UserError."""
+    """Delete the checkpoints after `which` ("best", "last" or a step). → a note for the event log. Raises UserError."""
     lock = hold_lock(run)
     try:
         chosen, last = find_checkpoint(run, which), last_step(run)
@@ -253,47 +251,40 @@ def check_metric(config: Config, *, has_held_out: bool) -> None:
 
 
 class CheckpointScore:
-    """Follows the metric of a run's scores, which are in the TrainingState."""
+    """Follows the `metric` of a run's scores (`metric_of`). The scores are in the TrainingState."""
 
     def __init__(self) -> None:
         self._since_save: list[Any] = []
 
-    def take_step(self, metrics: Mapping[str, Any], config: Config, *, has_evaluations: bool) -> None:
-        self._since_save.append(metrics.get(metric_of(config, has_evaluations=has_evaluations)))
+    def take_step(self, metrics: Mapping[str, Any], metric: str) -> None:
+        self._since_save.append(metrics.get(metric))
 
-    def take_evaluation(self, state: TrainingState, metrics: Mapping[str, Any], config: Config) -> None:
+    def take_evaluation(self, state: TrainingState, metrics: Mapping[str, Any], config: Config, metric: str) -> None:
         state.evaluated = state.step
-        metric = metric_of(config, has_evaluations=True)
         if metric.startswith(EVALUATION):
             state.score = mean_score([metrics.get(metric.removeprefix(EVALUATION))])
-            observe_score(state, state.score, state.step, config)
+            observe_score(state, state.score, config)
 
-    def begin_stage(
-        self, state: TrainingState, changed: Collection[str], config: Config, *, has_evaluations: bool
-    ) -> None:
+    def begin_stage(self, state: TrainingState, changed: Collection[str], config: Config, metric: str) -> None:
         """Begin another series of scores where a stage has other rewards, or other rows for scores of the steps."""
-        of_steps = not metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION)
-        others = ("reward_functions", "reward_weights", *(STAGE_DATA if of_steps else ()))
+        others = ("reward_functions", "reward_weights", *(() if metric.startswith(EVALUATION) else STAGE_DATA))
         if config.stages and set(changed) & set(others):
             state.score, state.best_score, state.best_step = None, None, 0
             state.gain, state.scores_without_gain = None, 0
             state.score_series += 1
             self._since_save = []
 
-    def observe_save(self, state: TrainingState, config: Config, *, has_evaluations: bool) -> None:
-        """Count the score of the steps at a checkpoint that is due."""
-        if not metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION):
-            observe_score(state, mean_score(self._since_save), state.step, config)
+    def observe_save(self, state: TrainingState, config: Config, metric: str) -> None:
+        if not metric.startswith(EVALUATION):
+            observe_score(state, mean_score(self._since_save), config)
 
-    def close_interval(self, state: TrainingState, config: Config, *, has_evaluations: bool) -> None:
+    def close_interval(self, state: TrainingState, config: Config, metric: str) -> None:
         """Put the score of a checkpoint, due or not, into the state."""
         # None of them after a save that failed and is tried again: the score stands.
-        if self._since_save and not metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION):
+        if self._since_save and not metric.startswith(EVALUATION):
             state.score = mean_score(self._since_save)
-        self._since_save = []
-        state.score_metric, state.best_is_lowest = config.best_metric, config.best_is_lowest
-        if default_score(vars(config)) != "reward":
-            state.score_metric = metric_of(config, has_evaluations=has_evaluations)
+        self._since_save, state.best_is_lowest = [], config.best_is_lowest
+        state.score_metric = config.best_metric if default_score(vars(config)) == "reward" else metric
 
 
 def mean_score(values: Sequence[Any]) -> float | None:
@@ -301,9 +292,8 @@ def mean_score(values: Sequence[Any]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def observe_score(state: TrainingState, score: float | None, step: int, config: Config) -> None:
-    """Count a score of `step` in the state. A gain is better than the last gain by more than
-    `early_stopping_min_delta`."""
+def observe_score(state: TrainingState, score: float | None, config: Config) -> None:
+    """Count the score of a step. A gain is better than the last gain by more than `early_stopping_min_delta`."""
     if score is None:
         return
     sign = -1.0 if config.best_is_lowest else 1.0
@@ -312,19 +302,7 @@ def observe_score(state: TrainingState, score: float | None, step: int, config: 
     else:
         state.scores_without_gain += 1
     if state.best_score is None or sign * score > sign * state.best_score:
-        state.best_score, state.best_step = score, step
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The state and arrays of a run between two steps, every array evaluated."""
-
-    state: TrainingState
-    weights: Arrays | HostArrays
-    optimizer: Arrays | HostArrays | None  # None with `save_only_model`
-    reference: Arrays | HostArrays | None
-    adapter_config: dict[str, Any] | None  # None under full fine-tuning
-    pass_rates: HostArrays | None = None
+        state.best_score, state.best_step = score, state.step
 
 
 def snapshot(
@@ -367,8 +345,7 @@ class CheckpointWriter:
         self._seconds = 0.0
 
     def begin(self, take: Callable[[], Snapshot]) -> None:
-        """Take a snapshot and begin to write it. Raises DiskError if the checkpoint before could not be written, and
-        the errors of `take`."""
+        """Take a snapshot and begin to write it. Raises as `wait` and `take`."""
         self.wait()
         began = self._clock()
         self._pending = self._writer.submit(self._write, [take()])
@@ -411,9 +388,7 @@ class CheckpointWriter:
         # cut, bytes that were never synced could be missing below them.
         self._event_log.sync()
         self._completions.sync()
-        arrays = (taken.weights, taken.optimizer, taken.reference, taken.pass_rates)
-        is_full_model = taken.adapter_config is None
-        path = save(self.run, taken.state, *arrays, is_full_model=is_full_model, keep=self._keep)
+        path = save(self.run, taken, self._keep)
         if taken.adapter_config is not None:
             publish_adapters(self.run, path / "adapters.safetensors", taken.adapter_config)
         return taken.state.step, path

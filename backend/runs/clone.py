@@ -96,8 +96,7 @@ def clone(
     runs_dir: Path | None = None,
     reference: Reference = "base",
 ) -> RunFolder:
-    """Make the folder of a clone in `runs_dir`, beside the parent by default. A cold clone with `reference` "clone"
-    stays near the weights it starts from. Raises UserError."""
+    """Make a clone's folder in `runs_dir`, by default beside the parent. `reference`: what a cold one stays near."""
     check_format(parent)
     require_plain_files(parent.path)  # a copy would take what they lead to
     before, after = clone_settings(parent, which, changes or {}, warm=warm)
@@ -147,7 +146,6 @@ def clone(
 
 
 def _copy_warm(parent: RunFolder, saved: Checkpoint, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder) -> None:
-    """The checkpoint, and event log and completions up to it; the changes are the event log's next line."""
     state, target = saved.state, draft.checkpoints / saved.path.name
     target.mkdir(parents=True)
     for file in saved.path.iterdir():
@@ -174,17 +172,13 @@ def _copy_warm(parent: RunFolder, saved: Checkpoint, changed: Mapping[str, tuple
 
 
 def _copy_head(source: Path, target: Path, size: int) -> None:
-    """The first `size` bytes of a file that may still be growing."""
     if not source.exists():
         return
-    with source.open("rb") as read, target.open("wb") as write:
-        while size > 0 and (piece := read.read(min(size, 16 << 20))):
-            write.write(piece)
-            size -= len(piece)
+    with source.open("rb") as file:  # which may still be growing
+        target.write_bytes(file.read(size))
 
 
 def _copy_cold(parent: RunFolder, saved: Checkpoint, after: Config, draft: RunFolder) -> None:
-    """A checkpoint of step 0: the weights, and the optimizer as it is before its first update."""
     target = draft.checkpoints / "000000"
     target.mkdir(parents=True)
     shutil.copy2(saved.weights_file, target)

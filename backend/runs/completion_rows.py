@@ -22,8 +22,7 @@ Stop = Literal["eos", "length", "string"]  # an end-of-sequence token, the lengt
 
 class TokenData(TypedDict):
     """Every token of one completion, recorded with `record_tokens`. Each list has one entry a token. Log-probabilities
-    are in nats, after the temperature. The learner's values are of the last update of the step, and absent where the
-    completion was left out of every update."""
+    are in nats, after the temperature. The learner's values are of the step's last update; absent if it had none."""
 
     text: list[str]  # of a character that several tokens make up, the last one has it
     logp: list[float | None]  # when sampled, before top-p, top-k and min-p
@@ -120,7 +119,6 @@ def images_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def prompt_key(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What tells a row's prompt from others: its text and its pictures."""
     return (str(row.get("prompt")), *images_of(row))
 
 
@@ -157,14 +155,8 @@ def policy_tokens(completion: Mapping[str, Any]) -> int | None:
     """The tokens that the policy wrote, without results of tools; None where the row does not say."""
     if turns := completion.get("turns"):
         return sum(turn.get("tokens", 0) for turn in turns)
-    return token_count(completion.get("tokens"))
-
-
-def token_count(tokens: Any) -> int | None:
-    """The number of a row's `tokens`, ids or a count; None where neither is."""
-    if isinstance(tokens, list):
-        return len(tokens)
-    return tokens if isinstance(tokens, int) else None
+    tokens = completion.get("tokens")
+    return len(tokens) if isinstance(tokens, list) else tokens if isinstance(tokens, int) else None
 
 
 Kind = Literal["head", "text", "call", "note", "result", "failed", "warning"]
@@ -176,7 +168,6 @@ NOT_RUN = "Not run: the completion has no tool turns left."
 
 
 def turns_of(completion: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The turns of a row of completions.jsonl; none for a run without tools."""
     return _listed(completion, "turns", dict)
 
 
@@ -270,7 +261,6 @@ class CompletionIndex:
         return bool(placed)
 
     def rows(self, step: int | None = None) -> list[GroupRow]:
-        """The rows of a step, by default the newest, without token data."""
         return [row for _, row in self.placed_rows(step)]
 
     def placed_rows(self, step: int | None = None) -> list[tuple[int, GroupRow]]:

@@ -73,16 +73,15 @@ def is_number(value: Any) -> TypeGuard[float]:
         return False
 
 
+def is_text(value: object) -> bool:
+    return type(value) is str
+
+
 _FIELDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("step", "iterations", "seq", "resumed_from", "until", "since"), is_step),
     **dict.fromkeys(("mono", "progress", "value", "threshold", "seconds", "done", "total"), is_number),
-    **dict.fromkeys(
-        (
-            *("sentence", "advice", "code", "level", "metric", "phase", "word", "source", "reason"),
-            *("split", "path", "model", "command", "device"),
-        ),
-        lambda value: type(value) is str,
-    ),
+    **dict.fromkeys(("sentence", "advice", "code", "level", "metric", "phase", "word", "source", "reason"), is_text),
+    **dict.fromkeys(("split", "path", "model", "command", "device"), is_text),
     **dict.fromkeys(("metrics", "versions", "reward_files", "settings"), lambda value: isinstance(value, dict)),
     "t": lambda value: is_number(value) and 0 <= value < 253_402_300_800,  # the year 10,000
 }
@@ -113,8 +112,7 @@ def well_formed(event: Event) -> Event | None:
 
 class JsonLines:
     """Appends whole JSON lines to a file and counts its bytes in `size`. A line that cannot be written whole is cut off
-    again and raises DiskError. The descriptor has no buffer, since Python's keeps bytes that failed and writes them
-    later."""
+    again and raises DiskError. Unbuffered, since Python's buffer keeps bytes that failed and writes them later."""
 
     def __init__(self, path: Path) -> None:
         """Cuts off half a line at the end, which a killed process leaves. Raises DiskError."""
@@ -176,8 +174,7 @@ class EventLog(JsonLines):
         self._echo_error: DiskError | None = None
 
     def write(self, kind: str, **fields: Any) -> Event:
-        """Append one event and return it. With a `t` among the fields it has no `mono`. Raises DiskError with nothing
-        written. An error of `echo` is raised by the next call."""
+        """Append one event and return it. Raises DiskError with nothing written, or as `echo` did at the last event."""
         if (error := self.take_echo_error()) is not None:
             raise error
         times = {} if "t" in fields else {"t": time.time(), "mono": round(time.monotonic(), 3)}
@@ -214,7 +211,6 @@ class Follower:
 
     @property
     def share(self) -> float:
-        """How much of the file has been read: 0 to 1."""
         return self.offset / self._size if self._size else 1.0
 
     def read(self) -> list[Event]:

@@ -22,8 +22,7 @@ LOOK_EVERY_S = 0.3
 
 
 class RunFolderGuard:
-    """Notices that the folder of a training run was moved or deleted: open files go with a moved folder, new files do
-    not."""
+    """Notices that the folder of a training run was moved, with its open files but not with new ones, or deleted."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run

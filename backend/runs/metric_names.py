@@ -1,5 +1,4 @@
-"""Names of metrics, ours and TRL's. Trackers and tables that leave this program have TRL's; a user may name a metric
-either way (`our_name`)."""
+"""Names of metrics. What leaves this program has TRL's; a user may name a metric either way (`our_name`)."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backend.config.other_programs.keys import as_number
 from backend.rewards.catalogue import JUDGE, find_call, metric_name
 from backend.runs.events import METRICS
 from backend.utils.text import quote
@@ -106,7 +106,6 @@ def _plain(name: str) -> str:
 
 
 def _of_evaluation(name: str) -> str:
-    """Our name, METRIC or SET/METRIC, of an evaluation's METRIC or SET_METRIC."""
     if _is_known(_plain(name)):
         return _plain(name)
     of_set, _, metric = name.partition("/")
@@ -182,17 +181,12 @@ class StopCondition:
 def parse_condition(text: str) -> StopCondition:
     """Raises ValueError with a message for text that is no condition."""
     match = _CONDITION.match(text)
-    try:
-        limit = float(match[3]) if match else float("nan")
-    except ValueError:
-        limit = float("nan")
-    if match is None or not abs(limit) < float("inf"):
+    if match is None or (limit := as_number(match[3])) is None:
         raise ValueError(f"“{quote(text)}” is not a condition; write a metric, a sign and a number, such as kl > 0.8.")
     return StopCondition(match[1], match[2], limit)
 
 
 def with_our_name(text: str) -> str:
-    """A condition with our name of its metric; any other text as it is."""
     match = _CONDITION.match(text)
     if match is None or our_name(match[1]) == match[1]:
         return text
@@ -200,8 +194,7 @@ def with_our_name(text: str) -> str:
 
 
 def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool, sets: Sequence[str] = ()) -> str:
-    """The problem of a condition, or "". `may_log_metrics`: the user's reward functions may log any metric, so a name
-    is only refused if it is nearly a known one."""
+    """The problem of a condition, or "". `may_log_metrics`: of any name; only what is nearly a known one is refused."""
     try:
         condition = parse_condition(text)
     except ValueError as error:
@@ -210,7 +203,6 @@ def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool, se
 
 
 def metric_fault(metric: str, rewards: Sequence[str], may_log_metrics: bool, sets: Sequence[str] = ()) -> str:
-    """The problem of a metric's name, or ""; arguments as of `condition_fault`."""
     known = known_metrics(rewards)
     bare = metric.removeprefix(EVALUATION)
     of_set, _, rest = bare.partition("/")

@@ -16,10 +16,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NotRequired
-
-from pydantic import TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from typing import Any, Literal
 
 from backend.runs.events import has_finished
 from backend.runs.run_folder import RunFolder, all_runs, may_be_starting
@@ -36,17 +33,6 @@ FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", 
 POLL_S = 1.0
 GOOD_ENDINGS = (0, 3)  # exit codes: finished, stopped on request
 _ADVICE = "fix or delete it, the runs keep their folders"
-
-
-class _Content(TypedDict):
-    runs: list[str]
-    diaries: NotRequired[dict[str, int]]
-    starting: NotRequired[str | None]
-    paused: NotRequired[bool]
-    pause_after_failure: NotRequired[bool]
-
-
-_CONTENT = TypeAdapter(_Content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +98,6 @@ class QueueFile:
             return queue.waiting.index(run)
 
     def remove(self, run: RunFolder) -> None:
-        """Take a run out of the queue; its folder stays."""
         with self._locked():
             entry = self._waiting(run)
             self._write(self._listed().without(entry))
@@ -159,8 +144,7 @@ class QueueFile:
             return None
 
     def settle(self, run: RunFolder) -> None:
-        """Note that the process of this run has ended. A run that wrote nothing is dropped; one that another process
-        holds stays."""
+        """Note that the process of this run has ended. A run stays if another process holds it."""
         with self._locked():
             queue = replace(self._listed(), starting=None)
             self._write(queue if run.is_locked() else queue.without(run))
@@ -187,19 +171,17 @@ class QueueFile:
         replace_file(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
     def _listed(self) -> Queue:
-        """The runs of the file that have not been deleted, begun or resumed since they joined, that just being started
-        included."""
+        """The runs of the file that have not been deleted, begun or resumed since they joined."""
         if not os.path.lexists(self.path):
             return Queue()
-        raw = read_json(self.path, "queue", advice=_ADVICE)
+        content: Any = read_json(self.path, "queue", advice=_ADVICE)
         try:
-            content = _CONTENT.validate_python(raw, strict=True)
-            starting, diaries = content.get("starting"), content.get("diaries", {})
-            if not all(map(is_folder_name, [*content["runs"], *([] if starting is None else [starting])])):
+            names, starting, diaries = [*content["runs"]], content.get("starting"), content.get("diaries", {})
+            if not all(map(is_folder_name, [*names, *([] if starting is None else [starting])])):
                 raise ValueError
-        except (ValidationError, ValueError):
+        except (KeyError, TypeError, ValueError):
             raise UserError("queue", about_path(self.path, f" is no queue; {_ADVICE}.")) from None
-        runs = [RunFolder(self.folder / name) for name in dict.fromkeys(content["runs"])]
+        runs = [RunFolder(self.folder / name) for name in dict.fromkeys(names)]
         return Queue(
             tuple(run for run in runs if run.config.is_file() and _event_log_written(run) == diaries.get(run.name)),
             None if starting is None else RunFolder(self.folder / starting),
@@ -249,8 +231,7 @@ def training_run(folder: Path | None = None) -> RunFolder | None:
 
 
 def train_in_process(run: RunFolder) -> int:
-    """Train a prepared run, or resume one that has begun, in a process of its own session, which survives Ctrl-C and
-    the runner; returns its exit code, below 0 for a signal."""
+    """Train or resume a run in a process that survives the runner. → exit code, −n for a signal."""
     verb = ("train", "--run") if is_fresh(run) else ("resume",)
     with run.log.open("ab") as log:
         return start_beside(backend_command(*verb, str(run.path)), run.path, log).wait()
@@ -259,8 +240,7 @@ def train_in_process(run: RunFolder) -> int:
 def train_queue(
     queue: QueueFile, say: Callable[[str], None], train: Callable[[RunFolder], int] = train_in_process
 ) -> Literal["empty", "paused"]:
-    """Train until the queue is empty or paused; returns which. Raises UserError where another process runs the queue,
-    or its file is broken."""
+    """Train until the queue is empty or paused; returns which. Raises UserError where another process runs it."""
     lock = queue.hold_runner_lock()
     left = Queue()
 

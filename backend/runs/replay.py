@@ -1,6 +1,5 @@
-"""Plays a recorded run into a new folder, for demonstrations: the same events, completions and log at the recorded
-times, divided by a speed, and the same ending. The lock is held and control words are obeyed, so the window shows a
-live run. Nothing is trained."""
+"""Plays a recorded run into a new folder, for demonstrations: its events, completions and log at the recorded times,
+divided by a speed. The lock is held and control words are obeyed, so the window shows a live run."""
 
 from __future__ import annotations
 

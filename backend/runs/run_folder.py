@@ -134,8 +134,7 @@ def default_run_name(model: str, train_type: str, train_mode: str, now: datetime
 
 
 def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
-    """Make a folder for a run. Without `reuse`, a number is added where the name is taken; with it, a folder without an
-    event log is used. Raises UserError."""
+    """Make a folder for a run. A taken name gets a number; with `reuse`, the folder is used if it has no event log."""
     parent = folder or runs_folder()
     if not is_folder_name(name):
         raise UserError("run_name", f"A run cannot be called {quote(name, 40)}: that is no name of a folder.")

@@ -70,8 +70,7 @@ def rename(run: RunFolder, title: str) -> None:
 
 
 def label_of(run: RunFolder, settings: Mapping[str, Any]) -> str:
-    """The name that follows from a run's `settings`, those that differ from the defaults; "" for a run whose folder
-    the user has named."""
+    """The name that follows from a run's changed `settings`; "" for a run whose folder the user has named."""
     data = short_data(settings.get("data"))
     if (match := _MEMBER.fullmatch(run.name)) and (varied := sweep_settings(run)) is not None:
         return _joined(data, varied, f"seed {match[2]}")
@@ -85,8 +84,7 @@ def label_of(run: RunFolder, settings: Mapping[str, Any]) -> str:
 
 
 def new_label(run: RunFolder) -> str:
-    """The name of a new run: what differs from the newest other run over the same data, else from the defaults. A
-    number tells it from a run of the same name."""
+    """The name of a new run: what differs from the newest other run over the same data, else from the defaults."""
     own, before, taken = changed_settings(raw_settings(run)), None, set[str]()
     for other in islice((each for each in all_runs(run.path.parent) if each != run), MOST_RUNS):
         theirs = changed_settings(raw_settings(other))

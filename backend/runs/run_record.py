@@ -1,5 +1,4 @@
-"""What a list of runs shows of one: summary, notes, parent, disk use, reward curve; the comparison of runs; and their
-checkpoints that can be deleted: all but the best and the newest."""
+"""A run in a list: summary, notes, parent, disk use, reward curve; the comparison of runs; checkpoints to spare."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ def read_notes(run: RunFolder) -> RunNotes:
 
 def change_notes(run: RunFolder, **changes: Any) -> RunNotes:
     """Change some fields and return the notes as saved, with unknown fields of a later version. The file is read again
-    first, so that two windows lose nothing. Raises UserError for a file that cannot be read, which stays as it is, or
-    written."""
+    first, so that two windows lose nothing. Raises UserError for one that cannot be read, which stays, or written."""
     content, notes = _notes(run)
     notes = replace(notes, **changes)
     replace_file(run.about, json.dumps({**content, **asdict(notes)}, ensure_ascii=False, indent=1) + "\n")
@@ -92,8 +90,7 @@ WINDOW = 8 << 10  # bytes read for one point of a long event log: a few steps, w
 
 
 def reward_curve(event_log: Path) -> tuple[float, ...]:
-    """At most POINTS rewards, or losses of a run without rewards, in the order of the steps, read from places spread
-    evenly over the event log."""
+    """At most POINTS rewards, or losses of a run without rewards, from places spread evenly over the event log."""
     try:
         with open_regular(event_log) as file:
             size = file.seek(0, 2)
@@ -191,7 +188,6 @@ class RunRecord:
         return sum(self.disk.values())
 
     def setting(self, key: str) -> Any:
-        """A setting's value, the default where the run does not set it."""
         return self.settings[key] if key in self.settings else SETTINGS[key].default
 
     def to_dict(self) -> dict[str, Any]:
@@ -258,8 +254,7 @@ MISSING = "–"
 
 
 RunResult = dict[str, Any]
-"""The name, title, measure and RESULTS of a run for a comparison; None where it has no such number. Held-out best is
-the best evaluation on held-out prompts, first reached at `best_step`."""
+"""The name, title, measure and RESULTS of a run for a comparison. `best_step`: the first with the best evaluation."""
 
 RESULTS = {
     "state": "State",
@@ -298,8 +293,7 @@ def settings_in_course(run: RunFolder) -> dict[str, Any]:
 def result_of(
     record: RunRecord, evaluations: Sequence[tuple[int, float]], values: Iterable[Any] | None = None
 ) -> RunResult:
-    """A run's result. `evaluations`: (step, the run's measure on held-out prompts), ascending; `values`: the measure of
-    every step, if read."""
+    """`evaluations`: (step, the run's measure on held-out prompts), ascending; `values`: of every step, if read."""
     about = record.summary
     first, last = about.reward_before, about.reward_after
     if values is not None:
@@ -363,7 +357,6 @@ def with_measure(name: str, result: RunResult, text: str) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value in one line, paths without the folder of this machine."""
     if value is None or value == "":
         return MISSING
     if isinstance(value, bool):
@@ -434,8 +427,6 @@ def spare_checkpoints(run: RunFolder) -> list[Checkpoint]:
 
 @dataclass(frozen=True, slots=True)
 class FreeableSpace:
-    """The checkpoints that `free_space` would delete of a run."""
-
     run: RunFolder
     checkpoints: tuple[Checkpoint, ...]
     bytes: int
@@ -452,8 +443,7 @@ def freeable_space(runs: Iterable[RunFolder]) -> list[FreeableSpace]:
 
 
 def free_space(run: RunFolder) -> int:
-    """Delete a run's checkpoints but the best and the newest; returns the bytes freed. Raises UserError for a run that
-    is trained."""
+    """Delete a run's checkpoints but the best and the newest. → bytes freed. Raises UserError for a run in training."""
     handle = hold_lock(run)
     before = _folder_size(run.checkpoints)
     try:

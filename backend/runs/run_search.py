@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backend.config.config import SETTINGS
+from backend.config.other_programs.keys import as_number
 from backend.config.other_programs.translation import NAMES
 from backend.rewards.catalogue import nearest
 from backend.runs.events import METRICS
@@ -139,8 +140,7 @@ _CONDITION = re.compile(r"(-?)([A-Za-z_][\w./-]*)(>=|<=|[:=<>])(.*)", re.DOTALL)
 
 
 def search(query: str, metrics: Collection[str] = tuple(METRICS)) -> Test:
-    """The test of a query; an empty one passes every run. `metrics`: names that conditions may use besides fields.
-    Raises UserError for an unknown name and for a value that cannot be compared."""
+    """The test of a query; "" passes every run. `metrics`: names besides fields. Raises UserError."""
     tests: list[tuple[bool, Test]] = []
     for part in _PART.findall(query):
         if condition := _CONDITION.fullmatch(part):
@@ -176,10 +176,10 @@ def _condition(name: str, sign: str, value: str, metrics: Collection[str]) -> Te
     read = _SEARCHED.get(key, field.value)
     if sign not in _COMPARISONS:
         return lambda record: _matches(read(record), value, whole=sign == "=")
-    bound, compare = _number(value), _COMPARISONS[sign]
+    bound, compare = as_number(value), _COMPARISONS[sign]
     if bound is None:
         raise UserError("search", f"{name}{sign} needs a number, not {value}.")
-    return lambda record: (number := _number(read(record))) is not None and compare(number, bound)
+    return lambda record: (number := as_number(read(record))) is not None and compare(number, bound)
 
 
 def _key(name: str, sign: str, metrics: Collection[str]) -> str:
@@ -199,18 +199,8 @@ def _matches(value: Any, wanted: str, *, whole: bool) -> bool:
         return False
     if isinstance(value, list | tuple):
         return any(_matches(item, wanted, whole=whole) for item in value)
-    number, bound = _number(value), _number(wanted)
+    number, bound = as_number(value), as_number(wanted)
     if number is not None and bound is not None and not isinstance(value, str):
         return math.isclose(number, bound, rel_tol=1e-9)
     text, wanted = str(value).lower(), wanted.lower()
     return text == wanted if whole else wanted in text
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None

@@ -7,13 +7,11 @@ Runs of several bases, or of full fine-tuning, are loaded one after the other at
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +23,7 @@ from backend.data.rows import SPLITS, LazyRows, Rows, Splits
 from backend.engine.cpu import left_nothing
 from backend.models.policy import load_base
 from backend.rewards.scorer import SharedProcesses
-from backend.rewards.worker import RewardWorker
+from backend.rewards.worker_process import RewardWorker
 from backend.runs import checkpoint
 from backend.runs.events import last_event
 from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock, inherited_lock
@@ -43,7 +41,7 @@ from backend.runs.sweep_results import (
     write_results,
 )
 from backend.trainer import control
-from backend.trainer.control import Stopped, read_word, remove_word
+from backend.trainer.control import Stopped, read_word
 from backend.trainer.memory.plan import dtype_here
 from backend.trainer.preflight import preflight
 from backend.trainer.run_context import SharedResources, load_context
@@ -51,69 +49,41 @@ from backend.trainer.run_inputs import RunInputs, read_inputs
 from backend.trainer.run_process import end_run, ending_of, open_run, stops_as_exceptions
 from backend.trainer.trackers.follow import RunTrackers
 from backend.trainer.trainer import RESTART, Ending, Trainer
-from backend.utils.disk import DiskError
 from backend.utils.errors import ConfigProblem, UserError
 
-POLL_S = 0.3
 END = Rung(1 << 62, 0)  # the end of every run, however long it is
 
 
 class SweepCommands:
-    """Passes the words pause, resume and stop in the folder of a sweep, and stop signals, to the run whose turn it
-    is."""
+    """The words pause, resume and stop in a sweep's folder, and stop signals, for the run whose turn it is."""
 
     def __init__(self, process: RunFolder) -> None:
-        self.current: RunFolder | None = None
-        self.stop_reason = ""
-        self._word = ""  # passed to a run that may not have read it yet
-        self._process = process
-        self._ended = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="sweep commands", daemon=True)
-        remove_word(process.control)  # for a process that is no more
+        self._process, self.stop_reason = process, ""
+        process.control.unlink(missing_ok=True)  # for a process that is no more
 
     def listen(self) -> None:
         """Call in the main thread, as `signal.signal` requires."""
-        control.on_stop_signals(lambda number, _: self._stop(f"{signal.Signals(number).name} was received"))
+
+        def on_signal(number: int, _: Any) -> None:
+            self.stop_reason = self.stop_reason or f"{signal.Signals(number).name} was received"
+
+        control.on_stop_signals(on_signal)
         control.unblock_stop_signals()  # a program before this one may have blocked them (`Control`)
-        self._watcher.start()
 
-    def close(self) -> None:
-        self._ended.set()
-        self._watcher.join()
+    def is_stopping(self) -> bool:
+        """Any thread may call it."""
+        if not self.stop_reason and read_word(self._process.control) == "stop":
+            self.stop_reason = "the sweep was asked to stop"
+            self._process.control.unlink(missing_ok=True)
+        return bool(self.stop_reason)
 
-    @contextlib.contextmanager
-    def turn(self, run: RunFolder) -> Iterator[None]:
-        self.current = run
-        if self._word:  # it came between two turns
-            run.say(self._word)
-        try:
-            yield
-        finally:
-            self.current = None
-            if self._word and read_word(run.control) == self._word:
-                run.control.unlink(missing_ok=True)  # not read before the turn's end: it is for the next run
-            elif self._word != "stop":
-                self._word = ""
-
-    def _watch(self) -> None:
-        while not self._ended.wait(POLL_S):
-            word = read_word(self._process.control)
-            with contextlib.suppress(OSError):
-                remove_word(self._process.control)
-            if word == "stop":
-                self._stop("the sweep was asked to stop")
-            elif word in ("pause", "resume"):
-                self._tell(word)
-
-    def _stop(self, reason: str) -> None:
-        self.stop_reason = reason
-        self._tell("stop")
-
-    def _tell(self, word: str) -> None:
-        self._word = word
-        if (run := self.current) is not None:
-            with contextlib.suppress(DiskError):  # a disk without room for a word: the next run's turn begins with it
-                run.say(word)
+    def claim(self) -> str:
+        """The word that came since the last call; a stop each time."""
+        if self.is_stopping():
+            return "stop"
+        if word := read_word(self._process.control):
+            self._process.control.unlink(missing_ok=True)
+        return word if word in ("pause", "resume") else ""
 
 
 def run_sweep(
@@ -179,10 +149,7 @@ class Sweep:
             full = f"{alone} runs fine-tune every weight, so they share no base and are loaded one after the other."
             self.results.notes.append(full)
         self.report()
-        try:
-            ending = ending_of(self._train)
-        finally:
-            self.commands.close()
+        ending = ending_of(self._train)
         if ending.kind == RESTART:
             return ending
         if ending.kind != "finished":
@@ -240,7 +207,6 @@ class Sweep:
             mx.clear_cache()
 
     def _unfinished(self, group: list[Member]) -> list[MemberRun]:
-        """The runs that are still in the sweep."""
         alive, found = {run.run for each in self.results.alive for run in each.runs}, list[MemberRun]()
         for run in (self.members[member.run] for member in group if member.run in alive):
             last = {} if run.is_open else last_event(run.folder)
@@ -253,11 +219,10 @@ class Sweep:
         return found
 
     def _turn(self, run: MemberRun, work: Callable[[], None]) -> None:
-        with self.commands.turn(run.folder):
-            work()
+        work()
         self._read_value(run)
         self.report()
-        if self.commands.stop_reason or (run.ending is not None and run.ending.gpu_error is not None):
+        if self.commands.is_stopping() or (run.ending is not None and run.ending.gpu_error is not None):
             raise Stop
 
     def _judge(self, rung: Rung) -> None:
@@ -290,8 +255,8 @@ class Sweep:
             reason = self.commands.stop_reason
             self._stop_all(reason)
             return Ending("stopped", 0, f"The sweep was stopped because {reason}; every run is saved.", 3)
-        for run in self.members.values():
-            run.save_without_gpu()
+        for trainer in filter(None, (run.trainer for run in self.members.values())):
+            trainer.save_without_gpu()  # the GPU may be useless to this process
         if failed[0].kind == RESTART:
             for run in self.members.values():
                 run.leave()
@@ -344,6 +309,7 @@ class MemberRun:
         # The lock stays with the sweep until the run has ended: a run that waits for its turn is not crashed.
         self._lock = hold_lock(self.folder)
         self.trainer, saved = open_run(self.config, self.folder, shared=shared)
+        self.trainer.control.outer = self.commands
         self.result.state = "training"
 
         def load(trainer: Trainer) -> Ending | None:
@@ -356,8 +322,6 @@ class MemberRun:
         self._guarded(lambda trainer: _train(trainer, until))
 
     def park(self) -> None:
-        """Save the run and free its memory, until the next `load`."""
-
         def save(trainer: Trainer) -> None:
             if trainer.saver.saved_step != trainer.state.step:
                 trainer.save()
@@ -403,8 +367,7 @@ class MemberRun:
             self._end(ending)
 
     def stop(self, sentence: str, *, is_given_up: bool = False) -> None:
-        """End the run between two turns, saved, as stopped. One that is given up will not be resumed, so it keeps its
-        whole model."""
+        """End the run between two turns, saved, as stopped. One that is given up keeps its whole model."""
         if is_given_up and self.is_open and self.config.train_type == "full" and not self.is_loaded:
             self._unpark(SharedResources(None))
         if self.is_open:
@@ -422,13 +385,7 @@ class MemberRun:
             if self.folder.config.exists():
                 RunTrackers(self.folder).start(self.config.report_to, lambda sentence: None)
 
-    def save_without_gpu(self) -> None:
-        """Save after a GPU error of another run, which may have made the GPU useless to this process."""
-        if self.trainer is not None:
-            self.trainer.save_without_gpu()
-
     def leave(self) -> None:
-        """Close the run without an ending, for the next process."""
         if self.trainer is not None:
             self.trainer.close()
             self.ending = Ending(RESTART, self.trainer.state.step, "", 0)
@@ -478,7 +435,6 @@ class SweepInputs:
         return self._read[member.run]
 
     def _shared(self, inputs: RunInputs) -> RunInputs:
-        """Equal rows of several runs become one object."""
         rows: dict[str, Any] = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
         stages = {id(stage): replace(stage, rows=self._known(stage.rows)) for stage in inputs.stages}
         of_stages = tuple(stages[id(stage)] for stage in inputs.stages)  # two stages may have the same object

@@ -1,5 +1,4 @@
-"""The checkpoints and weights in a run folder, and the adapters that another run may start from. Reads JSON
-files, no arrays."""
+"""The checkpoints and weights in a run folder, and adapters that a run may start from. Reads no arrays."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ NEUTRAL = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint on disk. `filled_in`: fields of the state that an earlier version has not written. `sums`:
-    the checksums of its files, as read."""
+    """A complete checkpoint on disk. `filled_in`: fields that an earlier version has not written. `sums`: checksums."""
 
     path: Path
     state: TrainingState
@@ -89,8 +87,7 @@ class Checkpoint:
 
 
 class DamagedCheckpoint(UserError):
-    """A checkpoint's folder whose files cannot be read or are not those of the run's model. `why`, in words that follow
-    its name."""
+    """A checkpoint that cannot be read or is of another model. `why`, in words that follow its name."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__("run", f"The checkpoint of step {int(path.name)} cannot be used: {why}.")
@@ -126,8 +123,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def best_of(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
-    """The one with the best score of the newest series; None without scores. A score is repeated until the next
-    evaluation: the evaluated checkpoint is the first that has it."""
+    """The first with the best score of the newest series; a score is repeated until the next evaluation."""
     scored = [(saved, saved.state.score) for saved in checkpoints if saved.state.score is not None]
     newest = max((saved.state.score_series for saved, _ in scored), default=0)
     ranked = [
@@ -164,8 +160,7 @@ END, BEST = "end", "best"
 
 @dataclass(frozen=True, slots=True)
 class WeightChoice:
-    """Weights of one step. `key`: end, best, or the step's number. `path`: a file of arrays, or the folder of a whole
-    model."""
+    """Weights of one step. `key`: end, best, or the step. `path`: a file of arrays, or a whole model's folder."""
 
     key: str
     path: Path
@@ -267,8 +262,7 @@ def peft_folder(text: str) -> Path | None:
 
 
 def imported_folder(folder: Path) -> Path:
-    """The default place of an imported PEFT adapter: beside it. Raises UserError inside Hugging Face's cache and for
-    the root of a disk."""
+    """The default place of an imported PEFT adapter: beside it. Raises UserError where none may be."""
     folder = resolved(folder)
     if not folder.name:
         sentence = f"{quote(folder, PATH)} is the root of a disk, with no place beside it; name one with --output."
@@ -298,8 +292,7 @@ def adapter_settings(source: AdapterSource) -> dict[str, Any]:
 
 
 def with_adapter(raw: Mapping[str, Any], runs_dir: Path | None = None) -> dict[str, Any]:
-    """Raw settings with the adapter's settings where they are missing. An adapter that cannot be found is left for the
-    check."""
+    """Raw settings with the adapter's where they are missing. One that cannot be found is left for the check."""
     text = raw.get(SETTING)
     if not isinstance(text, str) or not text.strip():
         return dict(raw)

@@ -1,5 +1,4 @@
-"""Progress of the work before a run's first step: reading a dataset, fetching one, loading a model. The lines are in
-the run's log, where the window reads the newest."""
+"""Progress of a run's start: reading or fetching a dataset, loading a model. The lines are in the run's log."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener to th
 
 @dataclass(frozen=True, slots=True)
 class StartProgress:
-    """`doing`: “Checking rows.jsonl”. `share`: 0 to 1, or None if unknown. `figures`: amount and rate, such as
-    “1,204,000 rows, 310,000 rows/s”."""
+    """`doing`: “Checking rows.jsonl”. `share`: 0 to 1, or None. `figures`: “1,204,000 rows, 310,000 rows/s”."""
 
     doing: str
     share: float | None = None

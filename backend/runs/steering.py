@@ -1,10 +1,12 @@
-"""Changes of settings during a run, from the beginning of a step on. config.yaml and `changes.json`, which lists every
-change with its step, determine the run, so a resume from any checkpoint repeats it exactly."""
+"""How a run changes and ends on its way: changes of settings, and conditions. config.yaml and `changes.json`, a list of
+every change with the step from which on it holds, determine the run, so a resume repeats it exactly."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +19,10 @@ from backend.config.config import SETTINGS, Config, load, parse, problems
 from backend.config.other_programs.translation import translate
 from backend.config.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings
 from backend.config.updates import OF_THE_RATE, OWN
-from backend.runs.events import RUN_FORMAT, first_and_last_events
+from backend.runs.events import RUN_FORMAT, EventLog, first_and_last_events, is_number
+from backend.runs.metric_names import COMPARISONS, EVALUATION, WINDOW, parse_condition
 from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import TrainingState
 from backend.utils.disk import replace_file
 from backend.utils.documents import read_json
 from backend.utils.errors import ConfigProblem, UserError
@@ -105,8 +109,7 @@ def _problems_in_course(config: Config, new: Config, changes: Mapping[str, Any],
 
 
 def read_changes(run: RunFolder) -> list[Change]:
-    """The changes of a run in the order of their steps. Raises UserError for a damaged file, without which the run
-    cannot be repeated."""
+    """The changes of a run in the order of their steps. Raises UserError for a damaged file."""
     if not os.path.lexists(run.changes):
         return []
     kept = read_json(run.changes, "run", advice=_ADVICE)
@@ -151,8 +154,7 @@ def config_at(config: Config, changes: Sequence[Change], step: int | None = None
 
 
 def own_config(config: Config, changes: Sequence[Change], step: int) -> Config:
-    """`config_at` with the stages apart, for a run that continues after `step`. Keys that were changed in the present
-    stage are taken out of it."""
+    """`config_at` with the stages apart, the present one without changed keys, for a run that continues at `step`."""
     values = config.model_dump() | changed_values(changes, step)
     if config.stages:
         index = stage_at(config.stages, step)
@@ -173,8 +175,7 @@ def stage_configs(config: Config) -> list[Config]:
 
 
 def stage_change(config: Config, changes: Sequence[Change], step: int) -> Change | None:
-    """The change of a stage that begins at `step`; None where none begins, or it is as the one before. `changes`: the
-    user's."""
+    """The change of a stage that begins at `step`, if any, after the user's `changes`."""
     if not config.stages or step == 1 or first_step(config.stages, index := stage_at(config.stages, step)) != step:
         return None
     earlier = [change for change in changes if change.step < step]
@@ -192,8 +193,7 @@ def changed_values(changes: Sequence[Change], step: int | None = None) -> dict[s
 
 
 def request_change(run: RunFolder, asked: Mapping[str, Any]) -> None:
-    """Ask the trainer of a run to change settings, in addition to a request that it has not taken yet. Raises
-    UserError."""
+    """Ask the trainer of a run to change settings, beside a request that it has not taken yet. Raises UserError."""
     waiting = read_request(run.change_request)
     replace_file(run.change_request, json.dumps({"settings": waiting | dict(asked)}, ensure_ascii=False))
 
@@ -217,3 +217,119 @@ def read_request(path: Path) -> dict[str, Any]:
     except (UserError, TypeError, KeyError):
         return {}
     return settings if isinstance(settings, dict) else {}
+
+
+class Steering:
+    """The changes of settings of one run; `config`: those of config.yaml. Raises UserError."""
+
+    def __init__(self, run: RunFolder, config: Config) -> None:
+        self._run, self.config = run, config
+        self.changes = read_changes(run)
+        self._in_event_log: list[Any] = []  # the changes that the event log holds after its last step
+
+    def note_past(self, event: Mapping[str, Any]) -> None:
+        """Take an event of the event log: a resume may apply a change once more that was logged before the kill."""
+        if event.get("kind") == "step":
+            self._in_event_log.clear()
+        elif event.get("kind") == "change":
+            self._in_event_log.append({key: event.get(key) for key in ("step", "settings")})
+
+    def log(self, change: Change, event_log: EventLog) -> None:
+        if change.to_dict() not in self._in_event_log:
+            event_log.write("change", **change.to_dict())
+
+    def config_at(self, step: int) -> Config:
+        return config_at(self.config, self.changes, step)
+
+    def beginning_at(self, step: int) -> list[Change]:
+        of_stage = stage_change(self.config, self.changes, step)
+        return ([of_stage] if of_stage else []) + [change for change in self.changes if change.step == step]
+
+    def take(self, begun: int) -> tuple[str, str]:
+        """Record the change that the window has requested. → level and sentence."""
+        asked = take_request(self._run)
+        if not asked:
+            return "warning", "The change was not made: its request cannot be read."
+        try:
+            change = self.record(asked, begun)
+        except UserError as error:
+            return "warning", " ".join(["The change was not made.", *(fault.sentence for fault in error.faults)])
+        return "info", change.sentence if change else "Nothing was changed: the settings have these values already."
+
+    def record(self, asked: Mapping[str, Any], begun: int, *, at_resume: bool = False) -> Change | None:
+        """Record a change that holds after `begun`, the last step that has begun; None where nothing changes."""
+        step = max([begun + 1, *(change.step for change in self.changes)])
+        pairs = changed(self.config_at(step), asked, done=step - 1, at_resume=at_resume)
+        if not pairs:
+            return None
+        change = Change(step, pairs)
+        write_changes(self._run, [*self.changes, change])
+        self.changes.append(change)
+        return change
+
+
+PlannedEnd = tuple[str, str]  # why a run finishes before its last step: "stop_when" or "early_stopping", and a sentence
+
+
+class MetricWatch:
+    """The metrics of the last steps and of the newest evaluation, for `stop_when`."""
+
+    def __init__(self) -> None:
+        self._steps: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
+        self._evaluation: Mapping[str, Any] = {}
+        self.seen: set[str] = set()
+        self._warned_of: set[str] = set()
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        metrics = event.get("metrics")
+        if not isinstance(metrics, dict):
+            return
+        if event.get("kind") == "step":
+            self._steps.append(metrics)
+            self.seen.update(metrics)
+        elif event.get("kind") == "eval" and event.get("split") == "valid":
+            self._evaluation = metrics
+
+    def value(self, metric: str) -> float:
+        """The mean of the last `WINDOW` steps, NaN until there are as many; of held-out metrics the newest."""
+        is_held_out = metric.startswith(EVALUATION)
+        rows = [self._evaluation] if is_held_out else list(self._steps)
+        found = [row.get(metric.removeprefix(EVALUATION)) for row in rows]
+        values = [float(value) for value in found if is_number(value)]
+        return sum(values) / len(values) if len(values) == (1 if is_held_out else WINDOW) else math.nan
+
+    def met(self, conditions: Sequence[str]) -> PlannedEnd | None:
+        for condition in map(parse_condition, conditions):
+            value = self.value(condition.metric)
+            if COMPARISONS[condition.sign](value, condition.limit):
+                held_out = condition.metric.startswith(EVALUATION)
+                over = "in the newest evaluation" if held_out else f"over the last {WINDOW} steps"
+                return "stop_when", f"{condition} is met: {value:.4g} {over}"
+        return None
+
+    def new_warnings(self, conditions: Sequence[str]) -> list[str]:
+        if len(self._steps) < WINDOW:
+            return []
+        metrics = {condition.metric for condition in map(parse_condition, conditions)}
+        unknown = {name for name in metrics if not name.startswith(EVALUATION)} - self.seen - self._warned_of
+        self._warned_of |= unknown
+        return [
+            f"Stop when names {name}, which no step of this run has: the condition is never met."
+            for name in sorted(unknown)
+        ]
+
+
+def early_stop(state: TrainingState, config: Config, metric: str) -> PlannedEnd | None:
+    """`metric`: that of the run's scores."""
+    patience = config.early_stopping_patience
+    if not patience or state.scores_without_gain < patience or state.best_score is None:
+        return None
+    held_out = metric.startswith(EVALUATION)
+    score = "loss" if config.learns_labels else "reward"
+    what = config.best_metric or (f"Held-out {score}" if held_out else f"Training {score}")
+    verb, times = "fallen" if config.best_is_lowest else "risen", "evaluation" if held_out else "checkpoint"
+    gain = f" by more than {config.early_stopping_min_delta:g}" if config.early_stopping_min_delta else ""
+    count = f"{state.scores_without_gain} {times}{'' if state.scores_without_gain == 1 else 's'}"
+    best = f"checkpoint {state.best_step}" if state.best_step else "the model before training"
+    sentence = f"{what} has not {verb}{gain} in {count}. The best, {state.best_score:.4g}, is that of {best}"
+    return "early_stopping", sentence

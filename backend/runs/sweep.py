@@ -86,8 +86,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """A sweep whose every run has valid settings. Built by `parse_sweep`. `base`: raw settings, under our names;
-    `origin`: what was made of a base for another program."""
+    """A sweep of valid settings, by `parse_sweep`. `base`: raw; `origin`: what was made of another program's file."""
 
     name: str
     base: dict[str, Any]
@@ -115,12 +114,10 @@ class SweepPlan:
         return self.base | member.configuration.settings | {"seed": member.seed, "run_name": member.run}
 
     def every_settings(self) -> list[dict[str, Any]]:
-        """The raw settings of each configuration, whose reward files may differ."""
         return [self.base | configuration.settings for configuration in self.configurations]
 
     def groups(self) -> list[list[Member]]:
-        """Runs that take turns on one base model in the same precision; a run of full fine-tuning is a group of its
-        own."""
+        """Runs that take turns on one base model in the same precision; one of full fine-tuning is alone."""
         groups: dict[tuple[str, ...], list[Member]] = {}
         for member in self.members():
             config = parse(self.raw_settings(member))
@@ -162,7 +159,6 @@ def rungs(halving: Halving | None, configurations: int, steps: int, steps_per_ev
 
 
 def training_steps(configurations: int, seeds: int, steps: int, at: list[Rung]) -> int:
-    """Steps of all runs together, those stopped at a rung counted up to it."""
     total, before, alive = 0, 0, configurations
     for rung in at:
         total += alive * (rung.step - before)
@@ -186,7 +182,6 @@ def load_sweep(path: str | Path) -> SweepPlan:
 
 
 def dump_sweep(plan: SweepPlan) -> str:
-    """YAML text; loading it gives the same sweep."""
     left_out = ("base", "configurations", "origin", *(("trials", "search_seed") if plan.search == "grid" else ()))
     head = {key: value for key, value in asdict(plan).items() if key not in left_out}
     head |= {"seeds": list(plan.seeds), "halving": head["halving"] or "off"}
@@ -213,7 +208,8 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
         except UserError as error:
             found += error.faults
     numbers = {"seeds": [0], "trials": None, "search_seed": 0, "round_steps": ROUND_STEPS} | dict(raw)
-    seeds, trials, is_random = numbers["seeds"], numbers["trials"], search == "random"
+    seeds, trials, search_seed = (numbers[key] for key in ("seeds", "trials", "search_seed"))
+    is_random = search == "random"
     are_seeds = isinstance(seeds, list) and bool(seeds) and all(_is_count(seed, 0) for seed in seeds)
     has_trials = _is_count(trials, 1)
     metric = raw.get("metric", "loss" if base.get("train_mode") == "sft" else "reward")
@@ -235,30 +231,18 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     too_many = f"There are {quote(trials)} trials; at most {MOST_RUNS} can be trained."
     must("trials", not is_random or not has_trials or trials <= MOST_RUNS, too_many)
     must("trials", search != "grid" or trials is None, "Trials go with search: random; a grid has every combination.")
-    must("search_seed", _is_count(numbers["search_seed"], 0), "The search seed must be a whole number.")
+    must("search_seed", _is_count(search_seed, 0), "The search seed must be a whole number.")
     must("round_steps", _is_count(numbers["round_steps"], 1), "Round steps must be a whole number of at least 1.")
     must("metric", metric, "The metric must be the name of a held-out metric, such as reward.")
     must("rank_by", rank_by in RANKS, f"rank_by cannot be {quote(rank_by)}; it is held_out or training.")
     must("name", is_name, f"The name {quote(name)} cannot be a folder's name.")
-    found += (of_halving := _halving_problems(halving))
+    found += _halving_problems(halving)
     if found:
         raise UserError(found)
-    has_halving = not of_halving and isinstance(halving, dict)
-    plan = SweepPlan(
-        name=name,
-        base=base,
-        search=search,
-        over=over,
-        seeds=tuple(numbers["seeds"]),
-        configurations=_configurations(over, search, numbers["trials"], numbers["search_seed"]),
-        halving=Halving(halving["first_rung"], float(halving.get("keep", 0.5))) if has_halving else None,
-        metric=metric,
-        rank_by=rank_by,
-        trials=numbers["trials"],
-        search_seed=numbers["search_seed"],
-        round_steps=numbers["round_steps"],
-        origin=origin,
-    )
+    halved = Halving(halving["first_rung"], float(halving.get("keep", 0.5))) if isinstance(halving, dict) else None
+    configurations = _configurations(over, search, trials, search_seed)
+    parts = (name, base, search, over, tuple(seeds), configurations, halved, metric, rank_by)
+    plan = SweepPlan(*parts, trials, search_seed, numbers["round_steps"], origin)
     _check_plan(plan)
     return plan
 
@@ -323,8 +307,7 @@ def _unknown(key: str, known: tuple[str, ...], of: str, what: str = "key") -> st
 def _configurations(
     over: Mapping[str, Any], search: str, trials: int | None, search_seed: int
 ) -> tuple[Configuration, ...]:
-    """Raises UserError for too many, or fewer than `trials`. The first n of a random search are the same for any
-    number."""
+    """Raises UserError. The first n of a random search are the same for any number."""
     if search == "grid":
         count = math.prod(len(values) for values in over.values())
         if count > MOST_RUNS:

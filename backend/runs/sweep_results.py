@@ -70,7 +70,6 @@ def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
 
 
 def require_free_name(plan: SweepPlan, folder: SweepFolder) -> None:
-    """Raises UserError where the sweep or one of its runs exists."""
     taken = next((member.run for member in plan.members() if folder.run(member.run).path.exists()), None)
     # Without a visible entry it is what a process left that was killed before it had written the plan.
     is_there = folder.path.exists() and any(folder.path.glob("[!.]*"))
@@ -100,8 +99,7 @@ def live_sweep() -> SweepFolder | None:
 
 @dataclass(slots=True)
 class MemberResult:
-    """One run. `value` is the metric that the sweep ranks by, as of step `evaluated`. `completions` includes those
-    of evaluations."""
+    """One run. `value`: the metric that the sweep ranks by, at step `evaluated`. `completions`: with evaluations'."""
 
     run: str
     seed: int
@@ -150,8 +148,6 @@ class ConfigurationResult:
 
 @dataclass(slots=True)
 class RungResult:
-    """A past rung, and the numbers of the configurations that went on."""
-
     step: int
     kept: list[int]
 
@@ -171,7 +167,6 @@ class SweepResults:
 
     @property
     def measure(self) -> str:
-        """“held-out reward”: what configurations are compared by."""
         return RANKS[self.rank_by].format(self.metric)
 
     @property
@@ -257,8 +252,7 @@ def shown_state(folder: SweepFolder, results: SweepResults) -> str:
 
 
 def measured(run: RunFolder, metric: str, rank_by: RankBy) -> tuple[int, float] | None:
-    """(step, value) of the metric that a sweep ranks by: of the last held-out evaluation, or the mean over the last
-    quarter of the steps so far. Raises UserError for events without the metric."""
+    """(step, value) of what is ranked by: the last held-out, or the mean over the last quarter. Raises UserError."""
     found: list[tuple[int, float]] = []
     for event in read_events(run.events):
         if event.get("kind") == "step" if rank_by == "training" else event.get("split") == "valid":
@@ -277,5 +271,4 @@ def measured(run: RunFolder, metric: str, rank_by: RankBy) -> tuple[int, float] 
 
 
 def keep_best(alive: Sequence[ConfigurationResult], keep: int, metric: str) -> list[int]:
-    """The numbers of the `keep` best configurations, in the order of the sweep."""
     return sorted(each.number for each in sorted(alive, key=lambda each: rank(each, metric))[:keep])

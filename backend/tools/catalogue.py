@@ -23,7 +23,8 @@ _SECTION = re.compile(r"^\s*(?:Args|Arguments|Returns|Raises|Example|Examples|Yi
 
 @dataclass(frozen=True, slots=True)
 class ListedTool:
-    """`origin`: a file's name, a class, or "MCP server". `schema`: JSON schema. `environment`: rows that have it."""
+    """A tool and where it is from: a file's name, a class, or "MCP server". `schema` is a function's JSON schema.
+    `environment`: rows that have it."""
 
     schema: Mapping[str, Any]
     origin: str
@@ -66,7 +67,8 @@ def type_text(schema: Mapping[str, Any]) -> str:
 
 
 def listed_tools(settings: Mapping[str, Any]) -> list[ListedTool]:
-    """Public functions of the tools file, and tools of the environments, by their source. Raises UserError."""
+    """The public functions of the tools file, and the tools of its environments, as their source has them. Raises
+    UserError on `tools_file` or `environment`."""
     listed: list[ListedTool] = []
     if file := str(settings.get("tools_file") or "").strip():
         path = user_path(file, "tools_file", Path.cwd())

@@ -1,18 +1,15 @@
-"""Commands to a running trainer from the window's `control` file or a signal: pause, resume, save, stop, finish-step.
-The window renames a finished file to `control`; the trainer claims it by renaming it to `control.taken`. A request to
-change settings is a file of its own, `change.json`."""
+"""Commands to a running trainer: pause, resume, save, stop, finish-step, by a signal or the file `control`, which the
+trainer claims by renaming it to `control.taken`. A request to change settings is the file `change.json`."""
 
 from __future__ import annotations
 
-import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 from backend.runs.events import EventLog
@@ -52,18 +49,9 @@ def look_for_stop_word(run: RunFolder) -> None:
         raise StopPending
 
 
-def remove_word(control: Path) -> None:
-    """Delete a control file. Raises OSError."""
-    if control.is_dir() and not control.is_symlink():
-        shutil.rmtree(control)
-    else:
-        control.unlink(missing_ok=True)
-
-
 class Control:
     """The commands to one run. The trainer clears `save_requested`; the other requests stay set. `looks` are called
-    wherever the run may stop, and may raise Stopped. `keep_words`: the run was locked before by this process, so a
-    command that is there is meant for it."""
+    wherever the run may stop, and may raise Stopped. `keep_words`: commands that are there are meant for this run."""
 
     def __init__(
         self,
@@ -84,12 +72,13 @@ class Control:
         self.reason = ""
         self.paused_s = 0.0
         self._signal: int | None = None
+        self.outer: Any = None  # the commands of a sweep, `SweepCommands`
         if not keep_words:  # a "stop" to an earlier process that did not live to read it would end this one
             self.discard_commands()
 
     def discard_commands(self) -> None:
         for leftover in (self.run.control, self.run.control_taken, self.run.change_request):
-            remove_word(leftover)
+            leftover.unlink(missing_ok=True)
 
     def listen_to_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -115,7 +104,7 @@ class Control:
 
     def look_for_stop(self) -> None:
         """Raises StopPending where a stop has come. Any thread may call it."""
-        if self._signal is not None:
+        if self._signal is not None or (self.outer is not None and self.outer.is_stopping()):
             raise StopPending
         look_for_stop_word(self.run)
 
@@ -151,10 +140,14 @@ class Control:
             self.event_log.write("command", word="stop", source=name)
             self.reason = f"{name} was received"
             return "stop"
+        if self.outer is not None and not self.stop_requested and (word := self.outer.claim()):
+            self.event_log.write("command", word=word)
+            self.reason = self.outer.stop_reason
+            return word
         try:
             self.run.control.rename(self.run.control_taken)
             word = read_word(self.run.control_taken)
-            remove_word(self.run.control_taken)
+            self.run.control_taken.unlink(missing_ok=True)
         except OSError:
             return None
         if word not in WORDS:
@@ -192,18 +185,11 @@ def unblock_stop_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-@dataclass(slots=True)
-class Afterwards:
-    """What follows a block of `handlers_restored`."""
-
-    process_ends: bool = False
-
-
 @contextmanager
-def handlers_restored() -> Iterator[Afterwards]:
-    """Restore every handler after the block; where the process ends after it, ignore stop signals."""
+def handlers_restored() -> Iterator[SimpleNamespace]:
+    """Restore every handler after the block; where it sets `process_ends`, ignore stop signals."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    afterwards = Afterwards()
+    afterwards = SimpleNamespace(process_ends=False)
     try:
         yield afterwards
     finally:

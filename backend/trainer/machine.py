@@ -1,6 +1,5 @@
 """A run and the machine under it: GPU errors and the smaller steps after them, sleep, heat and Low Power Mode. After a
-GPU error Metal refuses the process's work, so the run continues in a new process, from its newest checkpoint, with half
-the micro-batch."""
+GPU error Metal refuses the process's work, so the run continues in a new process, with half the micro-batch."""
 
 from __future__ import annotations
 
@@ -12,8 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-
-from pydantic import BaseModel, ValidationError
 
 from backend.config.config import Config
 from backend.runs.events import JsonLines, read_events
@@ -130,9 +127,9 @@ class StepSize:
         return StepSize(tokens, rows if error.is_memory else self.rows)
 
 
-class LoggedError(BaseModel):
-    """One GPU error after the finished step `step`, with mlx's text and a sentence for the event log. `is_retried`: the
-    run continued in a new process, with steps of the size in the last two fields."""
+@dataclass(frozen=True, slots=True)
+class LoggedError:
+    """A GPU error after step `step`. `is_retried`: in a new process, with steps of the size in the last two fields."""
 
     t: float
     step: int
@@ -145,16 +142,11 @@ class LoggedError(BaseModel):
 
 
 class GpuErrorLog:
-    """A run's gpu_errors.jsonl, whose limits later processes keep to. Raises UserError for a damaged one."""
+    """A run's gpu_errors.jsonl, whose limits later processes keep to."""
 
     def __init__(self, run: RunFolder) -> None:
         self._path = run.gpu_errors
-        try:
-            self.errors = [LoggedError.model_validate(line) for line in read_events(self._path)]
-        except ValidationError as error:
-            what = "gpu_errors.jsonl in the run folder is damaged"
-            sentence = f"{what}; delete it, and steps begin with their usual size again."
-            raise UserError("retry_on_gpu_error", sentence) from error
+        self.errors = [LoggedError(**line) for line in read_events(self._path)]
 
     @property
     def step_size(self) -> StepSize:
@@ -178,7 +170,7 @@ class GpuErrorLog:
         about = {"t": time.time(), "step": step, "kind": error.kind, "text": text, "sentence": sentence}
         logged = LoggedError(**about, is_retried=is_retried, **asdict(size))
         file = JsonLines(self._path)
-        file.append(logged.model_dump())
+        file.append(asdict(logged))
         file.sync()
         file.close()
         self.errors.append(logged)

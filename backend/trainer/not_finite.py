@@ -69,7 +69,6 @@ def _likely_cause(config: Config, quantity: Quantity, *, is_first: bool) -> tupl
 
 
 def write_inspection(folder: Path, sentence: str, found: NotFiniteError, groups: Sequence[Group]) -> None:
-    """The files that docs/runs.md describes. Raises OSError."""
     shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
     folder.mkdir(parents=True)
     rows: list[dict[str, Any]] = []
@@ -79,21 +78,12 @@ def write_inspection(folder: Path, sentence: str, found: NotFiniteError, groups:
             of_tokens = {"sampled_logp": completion.logps, **found.tokens.get(len(rows), {})}
             tokens = {name: [_json_number(x) for x in values] for name, values in of_tokens.items()}
             broken += [(len(rows), name) for name, values in tokens.items() if any(isinstance(x, str) for x in values)]
-            row = {
-                "row": len(rows),
-                "group": number,
-                "prompt": group.problem.prompt,
-                "answer": group.problem.answer,
-                "prompt_tokens": group.problem.tokens,
-                "text": completion.text,
-                "completion_tokens": completion.tokens,
-                "stop": completion.stop,
-                "scores": {name: _json_number(score) for name, score in completion.scores.items()},
-                "reward": _json_number(completion.reward),
-                "advantage": _json_number(completion.advantage),
-                "tokens": tokens,
-            }
-            rows.append(row)
+            row = {"row": len(rows), "group": number, "prompt": group.problem.prompt, "answer": group.problem.answer}
+            row |= {"prompt_tokens": group.problem.tokens, "text": completion.text}
+            row |= {"completion_tokens": completion.tokens, "stop": completion.stop}
+            row["scores"] = {name: _json_number(score) for name, score in completion.scores.items()}
+            row |= {name: _json_number(getattr(completion, name)) for name in ("reward", "advantage")}
+            rows.append(row | {"tokens": tokens})
     with (folder / "completions.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     summary = [sentence, ""] + ([f"Optimizer update {found.update}."] if found.update else [])

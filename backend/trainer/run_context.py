@@ -1,15 +1,19 @@
-"""What a run computes with: model, learner, sampler, reward functions and prompts, built from its settings."""
+"""What a run computes with: model, learner, sampler, reward functions and prompts, built from its settings. In a
+supervised warm-up a learner of its own imitates answers first, since GRPO learns nothing while no completion of a group
+earns a reward (marin#8876: start it by pass@G, not by loss)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
 
 from backend.config.config import Config
-from backend.config.stages import Stages, stage_at
+from backend.config.stages import stage_at
+from backend.config.updates import OWN
 from backend.data.labels import labelled_group, tokenized, with_label
 from backend.data.pass_rates import PassRates
 from backend.data.problems import PromptFormat
@@ -27,19 +31,19 @@ from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.sampling.speculation import speculation_of
 from backend.tools.host import NO_TOOLS, ToolHost
-from backend.trainer import warmup
 from backend.trainer.evaluation.evaluate import evaluation_metrics, sample_of, scored_groups
 from backend.trainer.machine import StepSize
-from backend.trainer.memory.plan import (
-    WHOLE_STEP,
-    dtype_here,
-    image_tokens,
-    plan_limits,
-    plan_memory,
-    refuse_too_large,
+from backend.trainer.memory.plan import WHOLE_STEP, dtype_here, image_tokens, plan_limits, plan_memory, refuse_too_large
+from backend.trainer.run_inputs import (
+    RecordedRows,
+    RunInputs,
+    StageRows,
+    check_held_out,
+    off_policy,
+    prompt_sets,
+    read_inputs,
+    recorded_group,
 )
-from backend.trainer.recorded import RecordedRows, off_policy, recorded_group
-from backend.trainer.run_inputs import RunInputs, StageRows, check_held_out, prompt_sets, read_inputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import StepTimer
 from backend.training.batch import Batch, pack
@@ -57,12 +61,51 @@ Note = Callable[[str], None]  # takes a sentence for the user
 CollectMetrics = tuple[dict[str, float], dict[str, float]]
 """Metrics of a step's groups, and those that reward functions logged."""
 
+MEASURED_EVERY = 10
+"""Steps between two measurements of the pass rate, where each needs a rollout; the first is that of step 1."""
+PASS_RATE = "warmup/pass_rate"
+WARMUP_METRICS = {name: f"warmup/{name}" for name in ("loss", "entropy", "learning_rate")}
+"""Metric of a learner → its name in the steps of a warm-up."""
+
+
+def warmup_settings(config: Config) -> Config:
+    """The settings of the warm-up's learner: a constant rate, and AdamW in place of a program's optimizer."""
+    rate = config.warmup_learning_rate or config.learning_rate
+    own = {"optimizer": "adamw"} if config.optimizer == OWN else {}
+    schedule = {"learning_rate": rate, "lr_schedule": "constant", "lr_warmup_ratio": None}
+    return config.model_copy(update={"train_mode": "sft", **schedule, **own})
+
+
+def pass_rate(groups: Sequence[Group], config: Config) -> float:
+    """pass@G: the share of groups with a solved completion."""
+    least = config.success_reward_threshold
+    solved = [any(c.reward is not None and c.reward >= least for c in group.completions) for group in groups]
+    return sum(solved) / len(solved)
+
+
+def keep_best(groups: Sequence[Group]) -> None:
+    """Rejection sampling: a group's best completion, if above its mean, has the advantage 1, all others 0."""
+    for group in groups:
+        rewards = [-math.inf if completion.reward is None else completion.reward for completion in group.completions]
+        known = [reward for reward in rewards if reward > -math.inf]
+        is_above, best = max(known, default=0.0) > min(known, default=0.0), rewards.index(max(rewards))
+        for place, completion in enumerate(group.completions):
+            completion.advantage = float(is_above and place == best)
+
+
+def reason_of_end(step: int, config: Config, metrics: Mapping[str, float]) -> str:
+    """Why the warm-up ends with this step, in words that follow “ended after step 40”; "" while it lasts."""
+    rate = metrics.get(PASS_RATE)
+    if rate is not None and 0 < config.warmup_pass_rate <= rate:
+        goal = f"and its goal was {config.warmup_pass_rate:.0%}"
+        return f": one of {config.group_size} completions solves {rate:.0%} of the prompts, {goal}"
+    return ", its last" if step >= config.warmup_steps else ""
+
 
 @dataclass
 class StepContext:
-    """What computes a run's steps; `RunContext` adds what the leader of several ranks alone has. `steps`: the length of
-    the run. `waiting_learner`: the one of the run's mode, until its supervised warm-up is over; `warmup_end`: the last
-    step of a warm-up that is over."""
+    """What computes a run's steps; `RunContext` adds what the leader alone has. `steps`: the length of the run.
+    `waiting_learner`: that of the run's mode, until its warm-up is over; `warmup_end`: the last step of one that is."""
 
     policy: Policy
     learner: Learner
@@ -89,13 +132,13 @@ class StepContext:
         own = self.waiting_learner
         (own or self.learner).change(config, self.steps - self.warmup_end, keys)
         if own is not None:
-            self.learner.change(warmup.warmup_settings(config), self.steps, keys)
+            self.learner.change(warmup_settings(config), self.steps, keys)
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         metrics = self.learner.learn(self.packed(groups, config), poll)
         mx.synchronize()  # raises what has failed of this step on the GPU, before the step counts
         release_cached_buffers()
-        names = {} if self.waiting_learner is None else warmup.METRICS
+        names = {} if self.waiting_learner is None else WARMUP_METRICS
         return {names.get(name, name): value for name, value in metrics.items()}
 
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
@@ -125,8 +168,7 @@ class StepContext:
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
     """What sampling and scoring a step needs of the trainer. `poll` takes the phase and the share of it that is done,
-    if known, and may raise to stop. `report` takes the phase while something is waited for. `groups`: those sampled so
-    far."""
+    if known, and may raise to stop. `report` takes the phase during a wait. `groups`: those sampled so far."""
 
     timer: StepTimer
     poll: Callable[[str, float | None], None]
@@ -134,33 +176,18 @@ class SamplingContext:
     groups: list[Group] = field(default_factory=list[Group])
 
 
-@dataclass(slots=True)
-class StagePrompts:
-    """The training rows and prompts of each stage; stages with the same rows and format share them."""
-
-    stages: Stages
-    rows: Sequence[StageRows]
-    prompts: Sequence[TokenizedPrompts]
-    present: int = 0
-
-    def begin(self, step: int, stream: PromptStream) -> None:
-        index = stage_at(self.stages, step)
-        if self.prompts[index] is not stream.problems:
-            stream.go_on_with(self.prompts[index], are_same_rows=self.rows[index] is self.rows[self.present])
-        self.present = index
-
-
 @dataclass
 class RunContext(StepContext):
     """Everything that one run computes with. `evaluation_sets`: the prompts of the valid split under "", and those of
     `eval_data` by name. `longest_prompts`: tokens of the longest prompt of each set, up to `images` of them of images.
-    `slow_paths`: a sentence for each part that does not take its fastest path. `dtype`: what `dtype: auto` became."""
+    `slow_paths`: a sentence for each part that does not take its fastest path. `dtype`: what `dtype: auto` became.
+    `stages`: (settings, training rows, prompts) of each stage; those with the same rows and format share prompts."""
 
     prompt_stream: PromptStream
     background_tokenizer: BackgroundTokenizer
     evaluation_sets: dict[str, list[Problem]]
     test: list[Problem]
-    stage_prompts: StagePrompts | None
+    stages: list[tuple[Mapping[str, Any], StageRows, TokenizedPrompts]]
     longest_prompts: list[int]
     images: int
     slow_paths: list[str]
@@ -173,7 +200,6 @@ class RunContext(StepContext):
         """Restore the weights before the updates of the step in flight, where they were kept."""
 
     def of_ranks(self) -> dict[str, Any]:
-        """The fields of `started` about the processes that share the run."""
         return {"ranks": 1}
 
     def new_notes(self) -> list[str]:
@@ -181,10 +207,17 @@ class RunContext(StepContext):
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
         super().change(config, keys, step)
-        if self.stage_prompts is not None:
-            self.stage_prompts.begin(step, self.prompt_stream)
+        self.begin_stage(step)
         if self.prompt_stream.pass_rates is not None:
             self.prompt_stream.pass_rates.group_size = config.group_size
+
+    def begin_stage(self, step: int) -> None:
+        if self.stages:
+            present = self.prompt_stream.problems
+            _, rows, prompts = self.stages[stage_at([settings for settings, *_ in self.stages], step)]
+            if prompts is not present:
+                before = next(own for _, own, each in self.stages if each is present)
+                self.prompt_stream.go_on_with(prompts, are_same_rows=rows is before)
 
     def mode(self, step: int, config: Config) -> Mode:
         name = "sft" if self.warms_up(step) else config.train_mode
@@ -205,10 +238,9 @@ class RunContext(StepContext):
         return self.mode(step, config).collect(self, step, config, work)
 
     def sampled_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
-        """Sample and score the groups of the step's prompts. Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups
-        whose completions all have the same reward have no gradient. They are replaced by groups of new prompts, in at
-        most `dynamic_sampling_rounds` rounds; groups still missing then are filled from those set aside, so that the
-        step's size never varies."""
+        """Sample and score the groups of the step's prompts. Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11) replaces
+        groups whose completions all have the same reward by groups of new prompts, in at most `dynamic_sampling_rounds`
+        rounds; those still missing are filled from those set aside, so that the step's size never varies."""
         count, dynamic = config.prompts_per_step, config.dynamic_sampling and config.learns_from_rewards
         kept, without_gradient, logged = list[Group](), list[Group](), dict[str, float]()
         speculation = self.rollout.speculation
@@ -244,10 +276,10 @@ class RunContext(StepContext):
         position, metrics = self.prompt_stream.cursor, dict[str, float]()
         problems = self.prompt_stream.take(config.prompts_per_step)
         if not config.imitates:
-            if config.warmup_pass_rate > 0 and step % warmup.MEASURED_EVERY == 1:
+            if config.warmup_pass_rate > 0 and step % MEASURED_EVERY == 1:
                 sampled = replace(work, groups=[])
                 self.sample_and_score(problems, position, step, config, sampled)
-                metrics[warmup.PASS_RATE] = warmup.pass_rate(sampled.groups, config)
+                metrics[PASS_RATE] = pass_rate(sampled.groups, config)
             prompt_format = self.prompt_format(config, labelled=True)
             limits = self.policy.tokenizer, prompt_format, config.max_completion_length
             problems = [with_label(problem, *limits) for problem in problems]
@@ -260,14 +292,13 @@ class RunContext(StepContext):
 
     def best_of_n(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
         metrics, logged = self.sampled_groups(step, config, work)
-        warmup.keep_best(work.groups)
-        return metrics | {warmup.PASS_RATE: warmup.pass_rate(work.groups, config)}, logged
+        keep_best(work.groups)
+        return metrics | {PASS_RATE: pass_rate(work.groups, config)}, logged
 
     def sample_and_score(
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
     ) -> dict[str, float]:
-        """Append scored groups to `work.groups`; `position`: the first one's number. → metrics that functions
-        logged."""
+        """Append scored groups to `work.groups`; `position`: the first one's number. → metrics that were logged."""
         most_tokens = len(problems) * config.group_size * config.max_completion_length
         with work.timer.phase("rollout"):
             vocabulary = self.policy.split_model.vocab_size
@@ -367,8 +398,7 @@ class RunContext(StepContext):
         except ValueError as error:
             raise DamagedCheckpoint(saved.path, str(error).rstrip(".")) from error
         self.scoring.restore(state.reward_weights)
-        if self.stage_prompts is not None:
-            self.stage_prompts.begin(state.step, self.prompt_stream)
+        self.begin_stage(state.step)
         self.prompt_stream.cursor, self.prompt_stream.first = state.cursor, state.stream_first
         if self.prompt_stream.pass_rates is not None:
             try:
@@ -387,8 +417,7 @@ class RunContext(StepContext):
 @dataclass(frozen=True, slots=True)
 class Mode:
     """What the steps of a `train_mode` do. `learner` builds the algorithm and its optimizer; `collect` is
-    `RunContext.collect_groups` in this mode. With `samples` the policy writes the completions, and they are
-    recorded."""
+    `RunContext.collect_groups`. With `samples` the policy writes the completions, and they are recorded."""
 
     learner: Callable[..., Learner]
     collect: Callable[[RunContext, int, Config, SamplingContext], CollectMetrics]
@@ -445,7 +474,7 @@ def step_parts(
     rollout.speculation = speculation_of(config, policy, rollout, note)
     waiting = None
     if config.warms_up:  # an optimizer's state takes no memory before its first update
-        waiting, learner = learner, sft_learner(policy, warmup.warmup_settings(config), scoring.steps, **limits[0])
+        waiting, learner = learner, sft_learner(policy, warmup_settings(config), scoring.steps, **limits[0])
     return {
         "policy": policy,
         "learner": learner,
@@ -540,7 +569,7 @@ def load_context(
         background_tokenizer=background_tokenizer,
         evaluation_sets=evaluation_sets,
         test=test,
-        stage_prompts=StagePrompts(config.stages, inputs.stages, of_stages) if config.stages else None,
+        stages=list(zip(config.stages, inputs.stages, of_stages, strict=True)),
         longest_prompts=longest,
         images=images,
         slow_paths=list(dict.fromkeys(slow_paths)),

@@ -1,9 +1,8 @@
-"""What a run reads before its model, once a process, since a user's reward file has effects: the rows of its dataset,
-its reward functions, and the prompts made of the rows."""
+"""What a run reads before its model, once a process: its rows, its reward functions, and the prompts of the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,15 +10,18 @@ from typing import Any
 from backend.config.config import Config
 from backend.config.stages import fault_of_stage, stage_rows
 from backend.data.labels import check_labels
-from backend.data.problems import PromptFormat, check_prompts
+from backend.data.problems import PromptFormat, check_prompts, problem_of
 from backend.data.prompts import TokenizedPrompts, measure_first_rows
-from backend.data.rows import SPLITS, Rows, Splits, check_columns, read_splits
+from backend.data.rows import SPLITS, Rows, Splits, check_columns, read_splits, row_name
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.checkpoint import check_metric
+from backend.sampling.conversations import common_prefix
 from backend.tools.host import NO_TOOLS, ToolHost, ToolSchemas
 from backend.tools.load import load_tools
-from backend.trainer.recorded import COLUMN, RecordedRows, check_recorded
+from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
+
+COLUMN = "recorded"  # of rows with recorded completions (`backend.endpoint.sessions`), which are trained on
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,6 @@ class StageRows:
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """Rows, loaded reward functions and tools of a run."""
-
     splits: Splits
     scorer: Scorer
     stages: tuple[StageRows, ...] = ()
@@ -80,10 +80,74 @@ def stage_error(number: int, error: UserError) -> UserError:
     return UserError(stage)
 
 
+def check_recorded(rows: Rows, config: Config, source: str) -> None:
+    if config.hosts:
+        raise UserError("hosts", "Recorded sessions are trained on by one machine; leave hosts out.")
+    for index, row in enumerate(rows):
+        if not row.get(COLUMN):
+            raise UserError("data", f"{row_name(index, source)} has no recorded completions, and others have.")
+        _check_row(row[COLUMN], row_name(index, source), config)
+
+
+def _check_row(recorded: Sequence[Mapping[str, Any]], where: str, config: Config) -> None:
+    if len(recorded) != config.group_size:
+        raise UserError("group_size", f"There are {len(recorded)} recorded completions in {where}; set it to that.")
+    for each in recorded:
+        if each["temperature"] != config.temperature:
+            what = f"A completion in {where} was recorded at the temperature {each['temperature']:g}; set it to that."
+            raise UserError("temperature", what)
+    shared = common_prefix([each["before"] for each in recorded])
+    longest = max(len(each["before"]) + len(each["tokens"]) for each in recorded) - len(shared)
+    if longest > config.max_completion_length:
+        what = f"A recorded completion in {where} has {longest:,} tokens; set it to that or more."
+        raise UserError("max_completion_length", what)
+
+
+class RecordedRows(TokenizedPrompts):
+    """Rows of recorded completions as problems, whose ids are what the prompts of their completions begin with."""
+
+    def longest_texts(self) -> list[int]:
+        return list(range(len(self)))
+
+    def __getitem__(self, index: int) -> Problem | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        row = {**self._row(index)}
+        recorded = row.pop(COLUMN)  # reward functions get the row, but not what other completions are
+        tokens = common_prefix([each["before"] for each in recorded])
+        self._lengths[index] = len(tokens)
+        problem = problem_of(index, row, self._chat(index, row), tokens, self.format)
+        return replace(problem, recorded=recorded) if self.fits(index) else None
+
+
+def recorded_group(problem: Problem, config: Config, vocabulary: int) -> Group:
+    """Raises UserError for ids that a model with `vocabulary` tokens does not have, or settings changed since."""
+    where, shared = f"row {problem.index + 1}", len(problem.tokens)
+    _check_row(problem.recorded, where, config)
+    completions: list[Completion] = []
+    for each in problem.recorded:
+        opening = each["before"][shared:]
+        highest, nothing = max(problem.tokens + opening + each["tokens"]), [0.0] * len(opening)
+        if highest >= vocabulary:
+            what = f"The token {highest:,} in {where} is not one of the model's {vocabulary:,}; record this model."
+            raise UserError("data", what)
+        made = Completion(opening + each["tokens"], nothing + each["logps"], each["text"], each["stop"])
+        made.log_kept, made.mask = nothing + each["log_kept"], [0] * len(opening) + each["mask"]
+        made.columns = {"session_reward": each["reward"]}
+        completions.append(made)
+    return Group(problem, completions)
+
+
+def off_policy(config: Config, passes: float) -> tuple[Config, str]:
+    """(settings that weigh what another policy has sampled, a note). `passes`: over the recorded groups."""
+    sentence = f"Passes over the recorded groups: {passes:.3g}. After the first step the policy is another one"
+    if config.sampling_correction == "auto" and config.ratio_against != "reference":
+        config = config.model_copy(update={"sampling_correction": "token_truncate"})
+        sentence += ", so each token is weighted by the ratio of both (Sampling correction: token_truncate)"
+    return config, f"{sentence}."
+
+
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Rows of which a run makes prompts, and the settings by which. `stage`: the number, from 1, of the stage that
-    trains on them; `is_named`: a set of `eval_data`."""
+    """Rows of which a run makes prompts. `stage`: that trains on them, from 1; `is_named`: of `eval_data`."""
 
     name: str
     rows: Rows

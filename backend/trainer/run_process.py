@@ -21,11 +21,11 @@ from backend.runs.checkpoint import newest_whole, set_aside
 from backend.runs.events import EventLog, check_format, truncate_file
 from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock, inherited_lock
 from backend.runs.saved_weights import Checkpoint, DamagedCheckpoint
+from backend.runs.steering import Steering
 from backend.trainer.control import Stopped, StopPending
 from backend.trainer.machine import GpuError, gpu_error
 from backend.trainer.run_context import LoadContext, SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs
-from backend.trainer.steering import Steering
 from backend.trainer.trackers.follow import RunTrackers
 from backend.trainer.trainer import RESTART, Ending, Trainer
 from backend.utils.disk import DiskError, fault_of
@@ -124,8 +124,7 @@ def open_run(
     notes: Sequence[str] = (),
 ) -> tuple[Trainer, Checkpoint | None]:
     """A trainer for a run whose lock this process holds, and the newest whole checkpoint, to which the run's files are
-    cut back. Sets damaged checkpoints aside, and logs it after the warnings `notes`. Raises UserError as `train`, and
-    where no checkpoint is whole."""
+    cut back. Sets damaged checkpoints aside, and logs it after the warnings `notes`. Raises UserError as `train`."""
     check_format(run)
     saved, damaged = newest_whole(run)
     step = saved.state.step if saved else 0
@@ -167,8 +166,7 @@ def stops_as_exceptions(trainer: Trainer, obey_signal: Callable[[], None]) -> It
 
 
 def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: bool = False) -> Ending:
-    """Save what is not saved yet, write the event log's last line unless the run goes on, and close the files.
-    `gpu_retries`: how often a GPU error may become a RESTART."""
+    """Save what is not saved, write the event log's last line unless the run goes on, and close the files."""
     place, step = trainer.held.place(), trainer.state.step
     if place is None:
         trainer.close()

@@ -26,6 +26,7 @@ from backend.runs.checkpoint import (
     Snapshot,
     arrays_of,
     first_start,
+    metric_of,
     publish_adapters,
     refresh_adapters,
     snapshot,
@@ -35,17 +36,22 @@ from backend.runs.guards import DiskSpaceGuard, RunFolderGuard
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import Checkpoint, DamagedCheckpoint, TrainingState, all_checkpoints, best_of
 from backend.runs.start_progress import with_stop_check
-from backend.runs.steering import stage_configs
+from backend.runs.steering import MetricWatch, PlannedEnd, Steering, early_stop, stage_configs
 from backend.sampling.conversations import tool_metrics
 from backend.trainer import not_finite
 from backend.trainer.control import Control, Stopped
 from backend.trainer.machine import GpuError, GpuErrorLog, KeepAwake, SlowdownWatch, StepSize
-from backend.trainer.run_context import LoadContext, RunContext, SamplingContext, SharedResources, load_context
+from backend.trainer.run_context import (
+    LoadContext,
+    RunContext,
+    SamplingContext,
+    SharedResources,
+    load_context,
+    reason_of_end,
+)
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.scoring import changed_files, fingerprints
-from backend.trainer.steering import MetricWatch, PlannedEnd, Steering, early_stop
 from backend.trainer.telemetry import StepTimer, group_row, report_health, token_data_of, versions
-from backend.trainer.warmup import reason_of_end
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
 from backend.types import Group
@@ -76,8 +82,7 @@ class Ending:
 
 class Trainer:
     """One run. `state` is that of the last finished step: a step counts once its line is in the event log. `parts` is
-    set once everything is loaded, and deleted before exporting: a run without it has nothing to save. `shared`: of a
-    sweep, whose process handles the signals."""
+    set once all is loaded, and deleted before exporting. `shared`: of a sweep, whose process handles the signals."""
 
     parts: RunContext
     load_parts: LoadContext = staticmethod(load_context)
@@ -203,13 +208,13 @@ class Trainer:
         for change in self.steering.beginning_at(step):
             self.config = self.steering.config_at(step)
             self.parts.change(self.config, change.settings, step)
-            self.score.begin_stage(self.state, change.settings, self.config, has_evaluations=self.has_evaluations)
+            self.score.begin_stage(self.state, change.settings, self.config, self.score_metric)
             self.steering.log(change, self.event_log)
         if step > self.parts.steps:
             return False
         if self.parts.warms_up(step - 1):  # patience begins with the run's own mode
             self.state.scores_without_gain = 0
-        stopped_early = early_stop(self.state, self.config, has_evaluations=self.has_evaluations)
+        stopped_early = early_stop(self.state, self.config, self.score_metric)
         self.planned_end = stopped_early or self.metrics.met(self.config.stop_when)
         if self.planned_end is not None:
             return False
@@ -297,7 +302,7 @@ class Trainer:
             parts.prompt_stream.pass_rates.finish_step()
         self.state = state  # once its line is written: a step that the event log lacks is in no checkpoint
         self.metrics.take(event)
-        self.score.take_step(event["metrics"], config, has_evaluations=self.has_evaluations)
+        self.score.take_step(event["metrics"], self.score_metric)
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""
@@ -305,7 +310,7 @@ class Trainer:
         self.room.wait()
         is_due = self._is_turn(self.config.save_every)
         if is_due:
-            self.score.observe_save(self.state, self.config, has_evaluations=self.has_evaluations)
+            self.score.observe_save(self.state, self.config, self.score_metric)
         wants_best = self.config.early_stopping_patience > 0 or self.config.load_best_at_end
         if is_due or (wants_best and self.state.best_step == step) or self.control.save_requested:
             self.control.save_requested = False
@@ -321,12 +326,14 @@ class Trainer:
     def has_evaluations(self) -> bool:
         return bool(self.parts.evaluation_sets and self.config.steps_per_eval)
 
+    @property
+    def score_metric(self) -> str:
+        return metric_of(self.config, has_evaluations=self.has_evaluations)
+
     def _is_turn(self, every: int) -> bool:
-        """True if something that happens every so many steps, or once per epoch, follows the last finished step."""
         return self.state.step % every == 0 if every > 0 else self.state.ended_epoch
 
     def evaluate_if_due(self) -> None:
-        """Evaluate after the last finished step, unless that is done already."""
         step = self.state.step
         is_turn = self._is_turn(self.config.steps_per_eval) and step >= self.config.eval_delay
         is_due = self.has_evaluations and (is_turn or step in (0, self.parts.steps))
@@ -340,7 +347,7 @@ class Trainer:
         took = {"time/eval": self.clock() - began}
         self.metrics.take(self.event_log.write("eval", step=step, split=split, metrics=metrics | took))
         if split == "valid":
-            self.score.take_evaluation(self.state, metrics, self.config)
+            self.score.take_evaluation(self.state, metrics, self.config, self.score_metric)
 
     def complete(self) -> Ending:
         self.evaluate_if_due()  # of a run that was shortened to the steps that it has done
@@ -394,7 +401,6 @@ class Trainer:
         self.saver.begin(self._snapshot)
 
     def save_last_step(self) -> None:
-        """Save the last finished step, unless it is saved or no longer in memory."""
         if self._has_unsaved_step():
             self.save()
             self.saver.wait()
@@ -419,7 +425,7 @@ class Trainer:
 
     def _snapshot(self) -> Snapshot:
         self.event_log.write("phase", phase="saving")
-        self.score.close_interval(self.state, self.config, has_evaluations=self.has_evaluations)
+        self.score.close_interval(self.state, self.config, self.score_metric)
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.
         self.state.events_bytes, self.state.completions_bytes = self.event_log.size, self.completions.size
         self.state.bonus, self.state.reward_weights = self.parts.learner.algorithm.state(), self.parts.scoring.state()

@@ -95,10 +95,8 @@ class TrialSampler:
         rows, source = dataset.rows("train"), dataset.source_of("train", config.data)
         if faults := check_columns(rows, config, source):
             raise UserError(faults)
-        order, prompt_format = (
-            pick.order(len(rows), seed),
-            PromptFormat.of(config, tools.schemas if tools else NO_TOOLS),
-        )
+        order, schemas = pick.order(len(rows), seed), tools.schemas if tools else NO_TOOLS
+        prompt_format = PromptFormat.of(config, schemas)
         fitting = (fitting_problem(index, rows[index], policy.tokenizer, prompt_format, source) for index in order)
         count = len(order) if pick.how == "numbers" else pick.count
         problems = list(islice((problem for problem in fitting if problem is not None), count))

@@ -16,7 +16,7 @@ from app.state.session import Session
 from app.widgets.form.setting_search import matching_settings
 from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, dump, parse
-from backend.config.form import DOCUMENTED
+from backend.config.setting import DOCUMENTED
 from backend.rewards.catalogue import builtin_rewards
 
 

@@ -157,7 +157,7 @@ def test_charts_and_findings_lead_there(window: Window) -> None:
     assert window.pages["guide"].place == guide.place_of_chart(plots[2].title)
     for code in RULES:
         cards = monitor.findings
-        cards.show_episodes([Episode(code, RULES[code].title, "warning", "One.", "Two.", 3)])
+        cards.show_episodes([Episode(code, "One.", "Two.", title=RULES[code].title, since=3)])
         next(link for link in cards.rows()[0].links if link.text() == "Guide").click()
         assert window.pages["guide"].place == guide.place_of_rule(code)
 

@@ -302,7 +302,7 @@ def test_several_machines(tmp_path: Path, page: MonitorPage, show_run, monkeypat
 def episode(code: str, since: int = 12, until: int | None = None, **fields) -> Episode:
     rule = RULES[code]
     known = {"sentence": "“KL from the reference” is 0.8 nats a token.", "advice": rule.advice, "setting": rule.setting}
-    return Episode(code, rule.title, rule.level, since=since, until=until, **known | fields)
+    return Episode(code, title=rule.title, level=rule.level, since=since, until=until, **known | fields)
 
 
 DRIFTING = episode("drifting", settings={"learning_rate": 5e-5})

@@ -13,17 +13,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.config.config import (
-    SECTIONS,
-    SETTINGS,
-    dump,
-    load,
-    needs_reference,
-    parse,
-    problems,
-    read,
-    resolve_paths,
-)
+from backend.config.config import SECTIONS, SETTINGS, dump, load, needs_reference, parse, problems, read, resolve_paths
 from backend.config.notes import USUAL, unusual
 from backend.config.setting import Setting
 from backend.rewards.catalogue import DEFAULT_REWARDS
@@ -157,10 +147,8 @@ def test_documented_keys_have_their_documented_defaults() -> None:
     [
         ({}, True),  # the KL weight is above 0 by default
         ({"beta": 0.0, "ratio_against": "old", "log_kl": False}, False),
-        *(
-            (raw, True)
-            for raw in ({"beta": "0.1"}, {"beta": 0, "log_kl": True}, {"beta": 0, "ratio_against": "reference"})
-        ),
+        ({"beta": "0.1"}, True),
+        *(({"beta": 0} | raw, True) for raw in ({"log_kl": True}, {"ratio_against": "reference"})),
     ],
 )
 def test_a_run_needs_a_reference_for_its_kl_or_its_ratio(raw: dict[str, Any], needed: bool) -> None:
@@ -244,7 +232,7 @@ def test_an_invalid_schedule_mapping_is_refused(schedule: dict[str, Any], key: s
         ({"load_in_4bits": True, "quantization": 8}, "quantization", "quantization is 8, and load_in_4bits makes it 4"),
         ({"load_in_4bits": "flase"}, "load_in_4bits", "load_in_4bits must be true or false, not flase."),
         ({"group_size": 4, "num_generations": 8}, "group_size", "group_size is 4 and num_generations is 8; give one"),
-        ({"rank": 8, "lora_parameters": {"rank": 16}}, "rank", "rank is 8, and 16 in lora_parameters; give one"),
+        ({"rank": 8, "lora_parameters": {"rank": 16}}, "rank", "rank is 8, and lora_parameters makes it 16; give one"),
         ({"lora_parameters": 8}, "lora_parameters", "must be a mapping"),
     ],
 )
@@ -303,7 +291,6 @@ def test_no_reward_function_means_the_defaults() -> None:
         ({"lr_schedule": "own", "hosts": "hosts.json"}, "lr_schedule", "in one process"),
         ({"lr_schedule": "own", "stages": [{"iters": 1, "lr_final": 1e-6}]}, "stages", "A stage has lr_final"),
         ({"stop": ["", "x"]}, "stop", "may not be empty"),
-        ({"stop": ["x"] * 1001}, "stop", "has more than 1,000 entries"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is not an option to choose"),
         ({"temperature": 0}, "temperature", "Temp must be above 0, not 0."),
         ({"seed": 2**32}, "seed", "Seed must be at most 4294967295, not 4294967296."),
@@ -312,16 +299,8 @@ def test_no_reward_function_means_the_defaults() -> None:
         ({"data": "", "environment": {"a": "a.py::A"}}, "data", "Several environments need a dataset whose column"),
         ({"data": "", "environment": "a.py::A", "epochs": 1}, "epochs", "Without a dataset there are no epochs"),
         ({"tools": ["add", "find"]}, "tools", "No tools file is given that has add, find."),
-        (
-            {"tools_file": "tools.py", "output_regex": "a+"},
-            "tools_file",
-            "The model cannot call tools while Output regex",
-        ),
-        (
-            {"mcp_servers": {"a": {"command": "x"}}, "output_schema": "{}"},
-            "tools_file",
-            "while Output schema holds its output",
-        ),
+        ({"tools_file": "tools.py", "output_regex": "a+"}, "tools_file", "cannot call tools while Output regex"),
+        ({"mcp_servers": {"a": {"command": "x"}}, "output_schema": "{}"}, "tools_file", "while Output schema holds"),
         ({"run_name": True}, "run_name", "Run folder name must be text, not true."),
         ({"optimizer": "AdamV"}, "optimizer", "Did you mean adam?"),
     ],
@@ -337,7 +316,7 @@ AGREEING: list[dict[str, Any]] = [
     {"best_metric": "reward", "steps_per_eval": 0},
     *(ours | raw for ours, raw in product(OWN_REWARDS, ({"stop_when": ["my_own > 1"]}, {"best_metric": "my_own"}))),
     {"max_completion_length": 2047},
-    {"stop": ["x"] * 1000, "dtype": "float16", "run_name": "é" * 60},
+    {"dtype": "float16", "run_name": "é" * 60},
     {"train_type": "full", "use_rslora": True},
     {"train_type": "dora", "quantization": "4"},
     {"quantization": "6"},
@@ -534,10 +513,7 @@ def test_numbers_have_the_documented_limits() -> None:
         ({}, "Stage 2: It needs iters, a whole number of steps above 0."),
         ({"iters": 0}, "Stage 2: Iterations must be at least 1, not 0."),
         ({"iters": 1, "rank": 4}, "Stage 2: There is rank, which no stage can have of its own; it can have iters, "),
-        (
-            {"iters": 1, "reward_functions": [3]},
-            "Stage 2: Custom reward function names must be a list of names, not [3].",
-        ),
+        ({"iters": 1, "reward_functions": [3]}, "Stage 2: Custom reward function names must be a list of names, not"),
         ({"iters": 1, "reward_functions": ["a", "a"]}, "Stage 2: a is listed twice; list each reward function once."),
         ({"iters": 1, "reward_weights": ["heavy"]}, "Stage 2: Reward weights must be a list of numbers, not"),
         ({"iters": 1, "reward_functions": ["a"], "reward_weights": [0]}, "Stage 2: Every reward weight is 0, so no"),
@@ -549,12 +525,8 @@ def test_a_stage_is_checked_as_the_run_is(stage: dict[str, Any], sentence: str) 
     assert found.startswith(sentence)
 
 
-TRL = {"group_size": 8, "max_completion_length": 512, "num_iterations": 1, "temperature": 1.0, "top_p": 1.0} | {
-    "beta": 0.04,
-    "epsilon": 0.2,
-    "learning_rate": 1e-6,
-    "max_grad_norm": 1.0,
-}
+TRL = {"group_size": 8, "max_completion_length": 512, "num_iterations": 1, "temperature": 1.0, "top_p": 1.0}
+TRL |= {"beta": 0.04, "epsilon": 0.2, "learning_rate": 1e-6, "max_grad_norm": 1.0}
 """Defaults of its GRPOTrainer; of the KL weight the older one, as 0 is ours."""
 
 

@@ -157,7 +157,7 @@ def test_a_step_samples_during_a_save_and_updates_after_it(tmp_path: Path, monke
     assert complete == [0, 1, 2]
     events = [pair for pair in kinds_and_steps(run) if pair[0] in ("step", "checkpoint")]
     assert events == [(kind, step) for step in (1, 2, 3) for kind in ("step", "checkpoint")]
-    metrics = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
+    metrics = small_run.metrics(run)
     assert "time/save" not in metrics[0] and metrics[1]["time/save"] > 0
 
 
@@ -217,7 +217,7 @@ def test_saving_holds_no_second_copy_of_the_model_in_full_fine_tuning(tmp_path: 
         run, before = RunFolder(tmp_path / name), mx.get_active_memory() / 1e9
         raw = small_run.settings_for(tmp_path, iters=3, save_every=save_every, train_type="full")
         assert small_run.train_here(raw, run).kind == "finished"
-        steps = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
+        steps = small_run.metrics(run)
         return max(metrics["peak_memory_gb"] for metrics in steps) - before
 
     never, always = peak("never", 100), peak("always", 1)
@@ -235,8 +235,8 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def save(run: RunFolder, step: int, score: float | None = None, *, keep: int = 3, is_full_model: bool = False) -> Path:
-    state = TrainingState(step=step, score=score)
-    return checkpoint.save(run, state, WEIGHTS, MOMENTS, is_full_model=is_full_model, keep=keep)
+    state, about = TrainingState(step=step, score=score), None if is_full_model else {"rank": 8}
+    return checkpoint.save(run, Snapshot(state, WEIGHTS, MOMENTS, None, about), keep)
 
 
 def steps(run: RunFolder) -> list[int]:
@@ -246,7 +246,7 @@ def steps(run: RunFolder) -> list[int]:
 @pytest.mark.parametrize("is_full_model", [False, True])
 def test_a_checkpoint_loads_as_it_was_saved(run: RunFolder, is_full_model: bool) -> None:
     state = TrainingState(100, updates=200, cursor=300, num_tokens=4000, elapsed_s=5.5, events_bytes=6000)
-    path = checkpoint.save(run, state, WEIGHTS, MOMENTS, is_full_model=is_full_model, keep=3)
+    path = checkpoint.save(run, Snapshot(state, WEIGHTS, MOMENTS, None, None if is_full_model else {}), 3)
     assert path == run.checkpoints / "000100"
     name = "model.safetensors" if is_full_model else "adapters.safetensors"
     assert sorted(file.name for file in path.iterdir()) == sorted([name, "optimizer.safetensors", "state.json"])

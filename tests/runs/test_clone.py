@@ -20,11 +20,10 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.run_record import Parent, read_parent
 from backend.runs.steering import Change, write_changes
-from backend.trainer.control import handlers_restored
 from backend.trainer.run_process import train
 from backend.utils.errors import UserError
 from tests.support import small_run
-from tests.support.small_run import numbers, same
+from tests.support.small_run import numbers, rows, same, trained
 
 SETTINGS: dict[str, Any] = (
     {"iters": 5, "group_size": 4, "num_iterations": 2, "learning_rate": 1e-3, "epsilon": 1e-3, "dropout": 0.1}
@@ -32,12 +31,6 @@ SETTINGS: dict[str, Any] = (
     | {"steps_per_eval": 2, "validation_split": 0.25, "val_batches": 1, "max_completion_length": 5, "top_k": 0}
     | {"beta": 0.05, "entropy_adaptive": True, "reward_weight_schedule": "adaptive", "run_name": "parent"}
 )
-
-
-def trained(raw: dict[str, Any], run: RunFolder) -> RunFolder:
-    with handlers_restored():
-        assert small_run.train_here(raw, run).kind == "finished"
-    return run
 
 
 def continued(run: RunFolder) -> RunFolder:
@@ -130,8 +123,7 @@ def test_what_was_changed_is_used_kept_and_marked(parent: RunFolder, tmp_path: P
     assert (change["step"], set(change["settings"])) == (4, set(changes))
     assert [step for kind, step, _ in numbers(run) if kind == "step"] == [1, 2, 3, 4]
     assert not same(weights(run, 4), weights(parent, 4))
-    rows = [json.loads(line) for line in run.completions.read_text().splitlines()]
-    assert max(c["tokens"] for row in rows if row["step"] == 4 for c in row["completions"]) <= 3
+    assert max(c["tokens"] for row in rows(run) if row["step"] == 4 for c in row["completions"]) <= 3
 
 
 def test_another_reward_forgets_what_was_scored_before(parent: RunFolder, tmp_path: Path) -> None:
@@ -157,8 +149,7 @@ def test_a_cold_clone_starts_over_from_the_weights(parent: RunFolder, tmp_path: 
     assert [step for kind, step, _ in numbers(run) if kind == "step"] == [1]
     kl = next(metrics["kl"] for kind, _, metrics in numbers(run) if kind == "step")
     assert abs(kl) < 1e-6 if reference == "clone" else kl > 1e-6, "from what it starts from, or from the base"
-    first = json.loads(run.completions.read_text().splitlines()[0])
-    assert first["prompt"] == json.loads(parent.completions.read_text().splitlines()[0])["prompt"]
+    assert rows(run)[0]["prompt"] == rows(parent)[0]["prompt"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from backend.runs import checkpoint
 from backend.runs.checkpoint import arrays_of, examine, newest_whole
 from backend.runs.events import RUN_FORMAT, check_format, read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.control import handlers_restored
 from backend.utils.errors import UserError
 from tests.support import small_run
 
@@ -36,9 +35,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def whole(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A finished run with a checkpoint of every step."""
-    run = RunFolder(tmp_path_factory.mktemp("whole") / "run")
-    with handlers_restored():
-        assert small_run.train_here(raw, run).kind == "finished"
+    run = small_run.trained(raw, RunFolder(tmp_path_factory.mktemp("whole") / "run"))
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1, 2, 3, 4]
     return run
 

@@ -20,10 +20,9 @@ from backend.runs.events import EventLog, Follower, check_format, first_and_last
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import compare, newest_evaluation, read_notes, read_parent, reward_curve
-from backend.runs.steering import read_changes
+from backend.runs.steering import MetricWatch, read_changes
 from backend.runs.sweep_results import SweepFolder, read_results
 from backend.trainer.health.watch import Watch, examine
-from backend.trainer.steering import MetricWatch
 from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.diaries import recording

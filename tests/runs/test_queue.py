@@ -39,8 +39,9 @@ def names(queue: QueueFile) -> list[str]:
 
 
 @pytest.fixture
-def queue() -> QueueFile:
+def queue(monkeypatch: pytest.MonkeyPatch) -> QueueFile:
     """Three runs wait: a, b, c."""
+    monkeypatch.setattr(queues, "POLL_S", 0.01)
     queue = QueueFile()
     for name in "abc":
         queue.add(prepared(name))
@@ -56,7 +57,7 @@ def test_a_run_moves_to_a_place(queue: QueueFile, place: int, order: str) -> Non
 def test_what_was_deleted_or_has_begun_waits_no_more(queue: QueueFile) -> None:
     first, second, third = queue.read().waiting
     first.config.unlink()
-    second.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "started"}\n')
+    write_event_log(second)
     lock = hold_lock(third)
     assert names(queue) == []
     os.close(lock)
@@ -120,7 +121,7 @@ def test_what_trains_or_has_finished_may_not_wait(queue: QueueFile, tmp_path: Pa
         queue.move(done, 0)
 
 
-WRONG = [{"diaries": {"a": "x"}}, {"runs": "a"}, {"runs": ["../a"]}, {"paused": 1}, {"starting": 3}]
+WRONG = [{"runs": 3}, {"runs": ["../a"]}, {"starting": 3}]
 
 
 @pytest.mark.parametrize("text", ["{half", "[]", *(json.dumps({"runs": []} | wrong) for wrong in WRONG)])
@@ -183,16 +184,6 @@ def test_a_run_that_trains_or_was_just_launched_is_found(queue: QueueFile) -> No
     os.close(lock)
 
 
-@pytest.fixture
-def runner_queue(monkeypatch: pytest.MonkeyPatch) -> QueueFile:
-    """Runs a, b and c wait."""
-    monkeypatch.setattr(queues, "POLL_S", 0.01)
-    queue = QueueFile()
-    for name in "abc":
-        queue.add(prepared(name))
-    return queue
-
-
 def write_event_log(run: RunFolder) -> None:
     run.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "started"}\n')
 
@@ -212,46 +203,46 @@ class Trainings:
         return code
 
 
-def test_every_run_trains_once_in_its_turn(runner_queue: QueueFile) -> None:
+def test_every_run_trains_once_in_its_turn(queue: QueueFile) -> None:
     trainings, said = Trainings(), []
-    assert train_queue(runner_queue, said.append, trainings) == "empty"
+    assert train_queue(queue, said.append, trainings) == "empty"
     assert trainings.order == ["a", "b", "c"]
     assert said[:2] == ["a begins.", "a has finished."]
-    assert not runner_queue.has_runner() and runner_queue.read().waiting == ()
+    assert not queue.has_runner() and queue.read().waiting == ()
 
 
 @pytest.mark.parametrize("code", [1, 2, -signal.SIGKILL], ids=["bug", "mistake", "killed"])
-def test_the_queue_goes_on_after_a_failure(runner_queue: QueueFile, code: int) -> None:
+def test_the_queue_goes_on_after_a_failure(queue: QueueFile, code: int) -> None:
     trainings, said = Trainings({"a": code}), list[str]()
-    train_queue(runner_queue, said.append, trainings)
+    train_queue(queue, said.append, trainings)
     assert trainings.order == ["a", "b", "c"]
     assert any("runs out of memory" in sentence for sentence in said) == (code < 0)
 
 
-def test_a_failure_pauses_the_queue_where_that_is_wanted_and_a_stop_does_not(runner_queue: QueueFile) -> None:
-    runner_queue.change(pauses_after_failure=True)
+def test_a_failure_pauses_the_queue_where_that_is_wanted_and_a_stop_does_not(queue: QueueFile) -> None:
+    queue.change(pauses_after_failure=True)
     trainings = Trainings({"a": 3, "b": 2})
-    assert train_queue(runner_queue, lambda _: None, trainings) == "paused"
+    assert train_queue(queue, lambda _: None, trainings) == "paused"
     assert trainings.order == ["a", "b"]
-    assert runner_queue.read().is_paused and [run.name for run in runner_queue.read().waiting] == ["c"]
-    runner_queue.change(is_paused=False)
-    assert train_queue(runner_queue, lambda _: None, trainings) == "empty"
+    assert queue.read().is_paused and [run.name for run in queue.read().waiting] == ["c"]
+    queue.change(is_paused=False)
+    assert train_queue(queue, lambda _: None, trainings) == "empty"
     assert trainings.order == ["a", "b", "c"]
 
 
-def test_what_is_added_and_moved_while_a_run_trains_counts(runner_queue: QueueFile) -> None:
+def test_what_is_added_and_moved_while_a_run_trains_counts(queue: QueueFile) -> None:
     trainings = Trainings()
 
     def train(run: RunFolder) -> int:
         if run.name == "a":
-            runner_queue.move(RunFolder(places.runs_folder() / "c"), 0)
+            queue.move(RunFolder(places.runs_folder() / "c"), 0)
         return trainings(run)
 
-    train_queue(runner_queue, lambda _: None, train)
+    train_queue(queue, lambda _: None, train)
     assert trainings.order == ["a", "c", "b"]
 
 
-def test_a_run_of_another_process_is_waited_for(runner_queue: QueueFile) -> None:
+def test_a_run_of_another_process_is_waited_for(queue: QueueFile) -> None:
     other = RunFolder(places.runs_folder() / "other")
     other.path.mkdir()
     other.config.write_text("model: a\n")
@@ -261,7 +252,7 @@ def test_a_run_of_another_process_is_waited_for(runner_queue: QueueFile) -> None
         if sentence == "Waits for other, which is training.":
             waits.set()
 
-    runner = threading.Thread(target=train_queue, args=(runner_queue, say, trainings))
+    runner = threading.Thread(target=train_queue, args=(queue, say, trainings))
     runner.start()
     assert waits.wait(5)
     assert trainings.order == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -112,24 +113,12 @@ def record(run: RunFolder) -> run_record.RunRecord:
 @pytest.mark.parametrize(
     ("yes", "no"),
     [
-        ("sums", "products"),
-        ("ADDITION", '"sums two"'),
-        ('"of two"', "-sums"),
-        ("lr>1e-5", "lr>1e-4"),
-        ("lr<=3e-5 tag:math", "lr<=3e-5 tag:physics"),
-        ("loss:dapo", "loss:grpo"),
-        ("loss<1", "loss>1"),
-        ("tag=math", "tag=mat"),
-        ("is:favourite", "is:archived"),
-        ("-is:live", "is:cloned"),
-        ("state:fin", "state:failed"),
-        ("reward>1", "reward<1"),
-        ("held_out/accuracy>0.5", "held_out/accuracy>0.9"),
-        ("kl>0.01", "kl>0.9"),
-        ("hours<1", "hours>1"),
-        ("rewards:accuracy", "rewards:jaccard"),
-        ("num_generations:8", "num_generations:4"),
-        ("title:addition", "title:subtraction"),
+        *(("sums", "products"), ("ADDITION", '"sums two"'), ('"of two"', "-sums"), ("lr>1e-5", "lr>1e-4")),
+        *(("lr<=3e-5 tag:math", "lr<=3e-5 tag:physics"), ("loss:dapo", "loss:grpo"), ("loss<1", "loss>1")),
+        *(("tag=math", "tag=mat"), ("is:favourite", "is:archived"), ("-is:live", "is:cloned")),
+        *(("state:fin", "state:failed"), ("reward>1", "reward<1"), ("kl>0.01", "kl>0.9"), ("hours<1", "hours>1")),
+        *(("held_out/accuracy>0.5", "held_out/accuracy>0.9"), ("rewards:accuracy", "rewards:jaccard")),
+        *(("num_generations:8", "num_generations:4"), ("title:addition", "title:subtraction")),
     ],
 )
 def test_a_query(record: run_record.RunRecord, yes: str, no: str) -> None:
@@ -174,8 +163,6 @@ def test_all_checkpoints_but_the_best_and_the_newest_are_freed(run: RunFolder) -
 
 
 def test_nothing_of_a_live_run_is_freed(run: RunFolder) -> None:
-    import os
-
     folders = [checkpoint(run, step, 0.0) for step in (10, 20, 30)]
     handle = hold_lock(run)
     assert run_record.freeable_space([run]) == []

@@ -74,6 +74,15 @@ def train_here(raw: dict[str, Any], run: RunFolder, echo: Any = None, *, may_res
     return train(parse(raw), run, command="a test", echo=echo, may_restart=may_restart)
 
 
+def trained(raw: dict[str, Any], run: RunFolder, echo: Any = None) -> RunFolder:
+    """The run, trained to its end; for fixtures too, which outlive the signal handlers of a test."""
+    from backend.trainer.control import handlers_restored
+
+    with handlers_restored():
+        assert train_here(raw, run, echo).kind == "finished"
+    return run
+
+
 def stop_after(run: RunFolder, step: int) -> Callable[[dict[str, Any]], None]:
     """An echo that stops the run after a step."""
     return lambda event: run.say("stop") if event["kind"] == "step" and event["step"] == step else None
@@ -123,6 +132,15 @@ def kinds(run: RunFolder) -> list[str]:
 
 def steps(run: RunFolder) -> list[int]:
     return [event["step"] for event in read_events(run.events) if event["kind"] == "step"]
+
+
+def rows(run: RunFolder) -> list[dict[str, Any]]:
+    """The lines of completions.jsonl."""
+    return [json.loads(line) for line in run.completions.read_text().splitlines()]
+
+
+def metrics(run: RunFolder, kind: str = "step") -> list[dict[str, Any]]:
+    return [event["metrics"] for event in events(run, kind)]
 
 
 def events(run: RunFolder, *kinds: str) -> list[dict[str, Any]]:

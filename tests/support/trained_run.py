@@ -10,7 +10,7 @@ from mlx.utils import tree_map
 
 from backend.config.config import Config, parse
 from backend.models.policy import Policy, load_policy
-from backend.runs.checkpoint import save
+from backend.runs.checkpoint import Snapshot, save
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import TrainingState
 from tests.support import small_run
@@ -25,7 +25,7 @@ def make_run(folder: Path, models: Path, scores: tuple[float, ...] = (1.0,), **c
         policy = shaken_policy(parse(raw), seed=number)
         state, is_full = TrainingState(step=8 * number, score=score), raw.get("train_type") == "full"
         arrays = {"step": mx.array(8 * number)}
-        save(run, state, policy.trainable(), arrays, is_full_model=is_full, keep=len(scores))
+        save(run, Snapshot(state, policy.trainable(), arrays, None, None if is_full else {}), len(scores))
     return run
 
 

@@ -6,14 +6,12 @@ The whole suite runs so with `make test-as-gpu`; these few stand for it every ti
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backend.engine import patches
-from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.row_costs import FLOAT, ON_CPU, QUANTIZED, QUANTIZED_M5, row_costs
 from backend.sampling.scheduler import Scheduler
@@ -58,9 +56,8 @@ def test_it_samples_and_learns_what_a_cpu_does(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setenv(TREAT_CPU_AS, device)
         run = RunFolder(tmp_path / f"run-{device}")
         assert small_run.train_here(raw | {"iters": 1}, run).kind == "finished"
-        lines = [json.loads(line) for line in run.completions.read_text().splitlines()]
-        texts.append([completion["text"] for line in lines for completion in line["completions"]])
-        norms.append([e["metrics"]["grad_norm"] for e in read_events(run.events) if e["kind"] == "step"])
+        texts.append([completion["text"] for row in small_run.rows(run) for completion in row["completions"]])
+        norms.append([metrics["grad_norm"] for metrics in small_run.metrics(run)])
     patches.uninstall()
     assert texts[0] == texts[1] and len(texts[0]) == 8
     assert norms[0] == pytest.approx(norms[1], rel=1e-3) and norms[0][0] > 0

@@ -24,7 +24,6 @@ from backend.runs.run_record import read_record
 from backend.runs.saved_weights import all_checkpoints, best_of, find_checkpoint, find_choice
 from backend.runs.steering import run_config
 from backend.sampling.chat import find_source
-from backend.trainer.control import handlers_restored
 from backend.trainer.evaluation.comparison import find_evaluated
 from backend.trainer.preflight import check
 from backend.trainer.run_context import RunContext
@@ -48,10 +47,7 @@ def saved_each_step(best_raw: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def three_steps(saved_each_step: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A finished run with a checkpoint of each of its three steps, which tests copy."""
-    run = RunFolder(tmp_path_factory.mktemp("three") / "run")
-    with handlers_restored():
-        assert small_run.train_here(saved_each_step, run).kind == "finished"
-    return run
+    return small_run.trained(saved_each_step, RunFolder(tmp_path_factory.mktemp("three") / "run"))
 
 
 @pytest.fixture

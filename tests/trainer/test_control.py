@@ -3,7 +3,6 @@ run from stopping, and a resume from either side of a change repeats it exactly.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -21,10 +20,10 @@ from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.steering import Change, read_changes, request_change
 from backend.trainer import trainer
-from backend.trainer.control import STOP_SIGNALS, Control, Stopped, handlers_restored
+from backend.trainer.control import STOP_SIGNALS, Control, Stopped
 from backend.trainer.run_process import train
 from tests.support import small_run
-from tests.support.small_run import assert_same_run, events, numbers
+from tests.support.small_run import assert_same_run, events, numbers, trained
 
 
 @pytest.fixture
@@ -177,12 +176,6 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return small_run.settings_for(folder, **small_run.low_half(folder) | SETTINGS)
 
 
-def trained(raw: dict[str, Any], run: RunFolder, echo: Echo | None = None) -> RunFolder:
-    with handlers_restored():
-        assert small_run.train_here(raw, run, echo).kind == "finished"
-    return run
-
-
 def asking(run: RunFolder, settings: dict[str, Any], step: int = 3) -> Echo:
     """Asks for a change as soon as `step` is in the event log."""
 
@@ -215,7 +208,8 @@ def cut_to(source: RunFolder, folder: Path, step: int) -> RunFolder:
         if saved.state.step > step:
             shutil.rmtree(saved.path)
     lines = run.events.read_text().splitlines(keepends=True)
-    run.events.write_text("".join(lines[: -len(lines) // 4]) + '{"half a')
+    last = events(run, "step")[-1]["seq"]
+    run.events.write_text("".join(lines[: last + 1]) + '{"half a')
     return run
 
 
@@ -228,7 +222,7 @@ def test_a_change_holds_from_the_next_step_and_is_kept(changed: RunFolder, uncha
     assert numbers(changed)[:5] == numbers(unchanged)[:5], "what came before is as it was"
     fourth = next(metrics for kind, step, metrics in numbers(changed) if (kind, step) == ("step", 4))
     assert fourth["kl"] is not None and fourth["learning_rate"] > 1e-3
-    rows = [json.loads(line) for line in changed.completions.read_text().splitlines()]
+    rows = small_run.rows(changed)
     later = [completion for row in rows if row["step"] > 3 for completion in row["completions"]]
     assert all(completion["reward"] == 2 * completion["rewards"]["low_half"] for completion in later)
 

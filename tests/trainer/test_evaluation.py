@@ -7,7 +7,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -52,68 +51,24 @@ from tests.support import small_run
 from tests.support.cases import cases
 from tests.support.made_up_evaluations import evaluated_row, evaluation
 
-Rewards = tuple[np.ndarray, np.ndarray]  # before and after, by prompt
+Draw = Callable[[np.random.Generator, int], Sequence[np.ndarray]]  # rewards before and after, by prompt
 
 
-@dataclass(frozen=True)
-class PairedRewards:
-    """`draw(rng, prompts)` gives rewards whose true mean difference is `difference`."""
-
-    draw: Callable[[np.random.Generator, int], Rewards]
-    difference: float
+def passes(rng: np.random.Generator, prompts: int) -> Sequence[np.ndarray]:
+    """Each prompt passes or not, 0.3 before and 0.5 after; 60 % of the prompts are as hard for both sides."""
+    hardness, other = rng.random(prompts), rng.random(prompts)
+    return (hardness < 0.3) * 1.0, (np.where(rng.random(prompts) < 0.6, hardness, other) < 0.5) * 1.0
 
 
-def passes(before: float, after: float, shared: float) -> PairedRewards:
-    """Each prompt passes or not; on the share `shared` of the prompts both sides find the same ones hard."""
-
-    def draw(rng: np.random.Generator, prompts: int) -> Rewards:
-        hardness, other = rng.random(prompts), rng.random(prompts)
-        of_tuned = np.where(rng.random(prompts) < shared, hardness, other)
-        return (hardness < before) * 1.0, (of_tuned < after) * 1.0
-
-    return PairedRewards(draw, after - before)
-
-
-def mostly_zero(before: float, after: float, sigma: float) -> PairedRewards:
+def mostly_zero(rng: np.random.Generator, prompts: int) -> Sequence[np.ndarray]:
     """Rewards that are 0 but for a few prompts, and log-normal there."""
-
-    def draw(rng: np.random.Generator, prompts: int) -> Rewards:
-        base, tuned = ((rng.random(prompts) < share) * rng.lognormal(0, sigma, prompts) for share in (before, after))
-        return base, tuned
-
-    return PairedRewards(draw, float((after - before) * np.exp(sigma**2 / 2)))
+    return [(rng.random(prompts) < share) * rng.lognormal(0, 0.8, prompts) for share in (0.1, 0.15)]
 
 
-def few_changes(share: float, up: float) -> PairedRewards:
-    """Half of the prompts pass; this share of them is drawn anew after training, passing with chance `up`."""
-
-    def draw(rng: np.random.Generator, prompts: int) -> Rewards:
-        base = (rng.random(prompts) < 0.5) * 1.0
-        anew = (rng.random(prompts) < up) * 1.0
-        return base, np.where(rng.random(prompts) < share, anew, base)
-
-    return PairedRewards(draw, share * (up - 0.5))
-
-
-CASES = {
-    "pass 0.30 to 0.50": passes(0.3, 0.5, 0.6),
-    "mostly zero": mostly_zero(0.1, 0.15, 0.8),
-    "one prompt in ten changes": few_changes(0.1, 0.8),
-}
-
-
-def covers(case: PairedRewards, prompts: int, cases: int, resamples: int, seed: int) -> float:
-    """The share of simulated evaluations, of those with an interval, whose interval contains the true difference."""
-    rng = np.random.default_rng(seed)
-    inside: list[bool] = []
-    for _ in range(cases):
-        base, tuned = case.draw(rng, prompts)
-        low, high = float(min(base.min(), tuned.min())), float(max(base.max(), tuned.max()))
-        change = Column.difference(Column(tuned, low, high), Column(base, low, high))
-        mean = estimates([change], resamples, rng)[0]
-        if mean.low is not None and mean.high is not None:
-            inside.append(mean.low <= case.difference <= mean.high)
-    return float(np.mean(inside))
+def few_changes(rng: np.random.Generator, prompts: int) -> Sequence[np.ndarray]:
+    """Half of the prompts pass; a tenth of them is drawn anew after training, passing with chance 0.8."""
+    base, anew = (rng.random(prompts) < 0.5) * 1.0, (rng.random(prompts) < 0.8) * 1.0
+    return base, np.where(rng.random(prompts) < 0.1, anew, base)
 
 
 ENTRIES = ["r1_int", "accuracy_reward(name=right)", "mine.py::brevity"]
@@ -249,10 +204,20 @@ def test_a_difference_is_paired() -> None:
     assert mean_before.high is not None and mean_after.low is not None and mean_before.high > mean_after.low
 
 
-@pytest.mark.parametrize("case", ["pass 0.30 to 0.50", "one prompt in ten changes", "mostly zero"])
-def test_the_interval_covers_the_true_difference(case: str) -> None:
+@pytest.mark.parametrize(
+    ("draw", "difference"), [(passes, 0.2), (few_changes, 0.03), (mostly_zero, 0.05 * np.exp(0.8**2 / 2))]
+)
+def test_the_interval_covers_the_true_difference(draw: Draw, difference: float) -> None:
     """A quick look, at the smallest size: the plain percentile interval covers 66 of 100 of the second case."""
-    assert covers(CASES[case], prompts=30, cases=200, resamples=400, seed=5) >= 0.93
+    rng, inside = np.random.default_rng(5), list[bool]()
+    for _ in range(200):
+        base, tuned = draw(rng, 30)
+        low, high = float(min(base.min(), tuned.min())), float(max(base.max(), tuned.max()))
+        change = Column.difference(Column(tuned, low, high), Column(base, low, high))
+        mean = estimates([change], 400, rng)[0]
+        if mean.low is not None and mean.high is not None:
+            inside.append(mean.low <= difference <= mean.high)
+    assert np.mean(inside) >= 0.93
 
 
 PROBLEMS = [Problem(n, str(n), [], [n], str(n)) for n in range(7)]

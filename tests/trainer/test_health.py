@@ -94,10 +94,7 @@ def test_a_resumed_run_reports_what_one_that_was_never_stopped_reports(name: str
         ("gradient_zero", {"grad_norm": 0.0}, {"grad_norm": 1e-8}),
         ("seen_often", {"epoch": 10.0}, {"epoch": 9.9}),
         ("machines_wait", {"waiting_share": 0.26}, {"waiting_share": 0.25}),
-        (
-            "self_distillation_idle",
-            *({"self_distillation/reprompted": 0.0}, {"self_distillation/reprompted": 0.01}),
-        ),
+        ("self_distillation_idle", *({"self_distillation/reprompted": 0.0}, {"self_distillation/reprompted": 0.01})),
         ("tools_fail", {"tools/failure_frequency": 0.91}, {"tools/failure_frequency": 0.89}),
         ("judge_saturates j", {"judge/j/saturated": 0.9}, {"judge/j/saturated": 0.89}),
         ("results_dropped", {"tools/dropped_frequency": 0.21}, {"tools/dropped_frequency": 0.2}),

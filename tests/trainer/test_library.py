@@ -27,7 +27,7 @@ from backend.config.config import load, parse
 from backend.runs.clone import clone
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.library.own_updates import GivenUpdates
+from backend.trainer.library.own_engine import GivenUpdates
 from backend.trainer.preflight import check
 from backend.trl import GRPOConfig, GRPOTrainer
 from backend.trl.rewards import accuracy_reward
@@ -291,11 +291,6 @@ def test_trl_trainer(model: str, tmp_path: Path) -> None:
             mistake()
 
 
-OWN_ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(8)]
-OWN_QUICK = {key: value for key, value in small_run.QUICK.items() if not key.startswith("reward_")} | {"iters": 4}
-RUN = {"model": "m", "data": "d"}
-
-
 def length(completions: list[str], **columns: Any) -> list[float]:
     return [float(len(text) % 7) for text in completions]
 
@@ -322,21 +317,19 @@ class Averaging(Optimizer):
 
 
 @pytest.fixture
-def own_trained(model: str, tmp_path: Path) -> Callable[..., TrainedRun]:
-    def trained(settings: dict[str, Any] | None = None, **options: Any) -> TrainedRun:
-        options = {"dataset": OWN_ROWS, "runs_dir": tmp_path / "runs", "reward_functions": [length]} | options
-        return train(OWN_QUICK | {"model": model} | (settings or {}), **options)
+def own_trained(trained: Callable[..., TrainedRun]) -> Callable[..., TrainedRun]:
+    """`trained`, of four steps, with a reward function of the program."""
+    return lambda settings=None, **options: trained(
+        {"iters": 4, "reward_isolation": "process"} | (settings or {}), **{"reward_functions": [length]} | options
+    )
 
-    return trained
 
-
-class StopAfter(Callback):
-    def __init__(self, step: int) -> None:
-        self.last = step
-
-    def on_step(self, step: int, metrics: Any) -> None:
-        if step == self.last:
+def stop_after(step: int) -> Told:
+    def stop(done: int) -> None:
+        if done == step:
             raise StopTraining
+
+    return Told(stop)
 
 
 def weights(run: TrainedRun) -> bytes:
@@ -352,7 +345,7 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(own_trained: 
     whole = own_trained(**given)
     assert rates(whole) == [1e-2, 5e-3, 2.5e-3, 1.25e-3]
     assert int(given["optimizer"].step) == 0, "the program's own object stays as it was"
-    stopped = own_trained(callbacks=[StopAfter(2)], **given)
+    stopped = own_trained(callbacks=[stop_after(2)], **given)
     assert stopped.step == 2 and weights(stopped) != weights(whole)
     event_log = (stopped.folder / "events.jsonl").read_bytes()
     for others, sentence in (
@@ -384,7 +377,7 @@ def test_mlxs_adamw_as_an_object_is_the_setting_adamw_bit_for_bit(own_trained: A
 
 def test_what_is_no_program_refuses_the_run_and_says_how_to_go_on(own_trained: Any, tmp_path: Path) -> None:
     """The command line and the window, which starts it; a clone waits for its program as well."""
-    of_a_file = {"reward_functions": ["r1_int"], "callbacks": [StopAfter(1)]}
+    of_a_file = {"reward_functions": ["r1_int"], "callbacks": [stop_after(1)]}
     run = own_trained({"iters": 2, "reward_isolation": "thread"}, optimizer=Averaging, schedule=halves, **of_a_file)
     for folder in (
         run.folder,
@@ -461,7 +454,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
 
 @cases(("optimizer", "schedule", "sentence"), REFUSED)
 def test_what_a_checkpoint_cannot_keep_is_refused(optimizer: Any, schedule: Any, sentence: str) -> None:
-    config = parse(RUN | {"num_iterations": 1})
+    config = parse({"model": "m", "data": "d", "num_iterations": 1})
     with pytest.raises(UserError) as mistake:
         GivenUpdates(optimizer, schedule, config).settings(config)
     assert str(mistake.value).startswith(sentence) and len(mistake.value.faults[0].sentence) <= 200

@@ -84,10 +84,8 @@ class Case:
         folder = tiny_vision_model(within / "model", family, text=text, vision=vision)
         size = {"longest_edge": self.side} | ({"longest_edge": self.side**2, "shortest_edge": 256} if is_qwen else {})
         tiles = {} if is_qwen else {"max_image_size": {"longest_edge": self.side}}
-        for name, more in {
-            "preprocessor": {"size": size} | tiles,
-            "processor": {"image_seq_len": self.side**2 // 256},
-        }.items():
+        by_name = {"preprocessor": {"size": size} | tiles, "processor": {"image_seq_len": self.side**2 // 256}}
+        for name, more in by_name.items():
             if (file := folder / f"{name}_config.json").is_file():
                 file.write_text(json.dumps(json.loads(file.read_text()) | more))
         return folder

@@ -160,7 +160,7 @@ def trained(folder: Path, name: str, **raw: Any) -> tuple[RunFolder, dict[str, A
 def fingerprint(run: RunFolder) -> tuple[str, list[Any]]:
     """The trained weights, and all that was sampled."""
     weights = hashlib.sha256((run.adapters / "adapters.safetensors").read_bytes()).hexdigest()
-    return weights, [json.loads(line) for line in run.completions.read_text().splitlines()]
+    return weights, small_run.rows(run)
 
 
 def test_a_streamed_run_is_the_run_in_memory_also_when_resumed(tmp_path: Path, mapped: dict[str, Any]) -> None:
@@ -280,7 +280,7 @@ def test_the_tower_sees_each_picture_once_a_step_and_a_run_resumes(tmp_path: Pat
     assert_same_run(whole, stopped)
 
     pictures = {name: str(tmp_path / "pictures" / f"{name}.png") for name in "ab"}
-    shown = {prompt_key(row) for row in map(json.loads, whole.completions.read_text().splitlines())}
+    shown = {prompt_key(row) for row in small_run.rows(whole)}
     paths = [(pictures["a"],), (pictures["b"],), (pictures["b"], pictures["a"]), ()]
     assert shown == {(f"What is in it, {i}?", *those) for i, those in enumerate(paths)}
     other = [{"prompt": f"What is in it, {i}?", "answer": "", "image": f"pictures/{'ba'[i]}.png"} for i in range(2)]

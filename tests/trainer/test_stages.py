@@ -18,9 +18,9 @@ from backend.runs import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import all_checkpoints, best_of, find_checkpoint
-from backend.trainer.steering import MetricWatch
+from backend.runs.steering import MetricWatch
 from tests.support import small_run
-from tests.support.small_run import arrays, assert_same_run, events, same, train_with_stops
+from tests.support.small_run import arrays, assert_same_run, events, metrics, rows, same, train_with_stops, trained
 
 REWARDS = '''
 from backend.rewards import register_reward_function
@@ -59,14 +59,6 @@ def settings(inputs: Path, rewards: list[str], **changes: Any) -> dict[str, Any]
     return small_run.settings_for(inputs, **about | {"learning_rate": 1e-3} | changes)
 
 
-def metrics(run: RunFolder) -> list[dict[str, Any]]:
-    return [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
-
-
-def lines(run: RunFolder) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run.completions.read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def staged(inputs: Path) -> dict[str, Any]:
     """Settings of a run with stages, whose learning rate falls to 0."""
@@ -79,9 +71,7 @@ def staged(inputs: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def whole(staged: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run with stages, without a break."""
-    run = RunFolder(tmp_path_factory.mktemp("staged") / "run")
-    assert small_run.train_here(staged, run).kind == "finished"
-    return run
+    return trained(staged, RunFolder(tmp_path_factory.mktemp("staged") / "run"))
 
 
 def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(whole: RunFolder) -> None:
@@ -89,7 +79,7 @@ def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(whole: Run
     assert small_run.steps(whole) == [1, 2, 3, 4, 5, 6]
     assert started["iterations"] == 6
     expected = [{"low": 1.0}] * 2 + [{"high": 2.0, "low": -1.0}] * 3 + [{"low": 0.5, "high": 0.25}]
-    for line, weights in zip(lines(whole), expected, strict=True):
+    for line, weights in zip(rows(whole), expected, strict=True):
         for completion in line["completions"]:
             scores = completion["rewards"]
             assert scores.keys() == weights.keys()
@@ -138,7 +128,7 @@ def by_hand(config: Config, steps: int, prompts: int, rounds: int) -> tuple[list
 
 
 def numbers(run: RunFolder, prompts: int) -> list[list[int]]:
-    taken = [int(line["prompt"].split()[2]) for line in lines(run)]
+    taken = [int(line["prompt"].split()[2]) for line in rows(run)]
     return [taken[i : i + prompts] for i in range(0, len(taken), prompts)]
 
 
@@ -149,9 +139,7 @@ DYNAMIC |= {"keep_checkpoints": 9, "max_completion_length": 3}
 @pytest.fixture(scope="module")
 def dynamic(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """An uninterrupted run with dynamic sampling."""
-    run = RunFolder(tmp_path_factory.mktemp("dynamic") / "run")
-    assert small_run.train_here(settings(inputs, ["even_prompts"], **DYNAMIC), run).kind == "finished"
-    return run
+    return trained(settings(inputs, ["even_prompts"], **DYNAMIC), RunFolder(tmp_path_factory.mktemp("dynamic") / "run"))
 
 
 def test_dynamic_sampling_takes_prompts_until_every_group_has_a_gradient(inputs: Path, dynamic: RunFolder) -> None:
@@ -197,10 +185,8 @@ def own_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own_raw(own_inputs: Path) -> dict[str, Any]:
-    about = {"learning_rate": 1e-3, "save_every": 1, "keep_checkpoints": 20, "num_iterations": 2, "iters": 5} | {
-        "max_completion_length": 4
-    }
-    return small_run.settings_for(own_inputs, **small_run.low_half(own_inputs), **about)
+    about = {"learning_rate": 1e-3, "save_every": 1, "keep_checkpoints": 20, "num_iterations": 2, "iters": 5}
+    return small_run.settings_for(own_inputs, **small_run.low_half(own_inputs), **about, max_completion_length=4)
 
 
 @pytest.fixture(scope="module")
@@ -216,20 +202,13 @@ def own_staged(own_raw: dict[str, Any], birds: dict[str, Any]) -> dict[str, Any]
 @pytest.fixture(scope="module")
 def own_whole(own_staged: dict[str, Any], own_inputs: Path) -> RunFolder:
     """The run with three stages, without a break."""
-    run = RunFolder(own_inputs / "whole")
-    assert small_run.train_here(own_staged, run).step == 7
-    return run
+    return trained(own_staged, RunFolder(own_inputs / "whole"))
 
 
 def same_at(first: RunFolder, second: RunFolder, step: int) -> bool:
     mine, theirs = (find_checkpoint(run, str(step)).path for run in (first, second))
     files = ("adapters.safetensors", "optimizer.safetensors")
     return all(same(arrays(mine / name), arrays(theirs / name)) for name in files)
-
-
-def rows_of(run: RunFolder, after: int = 0) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in run.completions.read_text().splitlines()]
-    return [line for line in lines if line["step"] > after]
 
 
 def test_a_stage_equals_a_run(
@@ -242,9 +221,10 @@ def test_a_stage_equals_a_run(
     state.write_text(json.dumps(saved | {"stream_first": saved["cursor"]}))
     assert small_run.train_here(own_raw | OTHERS | birds, run).step == 5
     assert same_at(run, own_whole, 5) and same_at(run, own_whole, 7 if len(all_checkpoints(run)) > 5 else 4) is not None
-    assert rows_of(run, 2) == [row for row in rows_of(own_whole, 2) if row["step"] <= 5]
-    assert {row["prompt"].split()[0] for row in rows_of(own_whole, 2) if row["step"] <= 5} == {"Name"}
-    assert [len(row["completions"]) for row in rows_of(own_whole)] == [2] * 2 + [3] * 6 + [2] * 2
+    of_stage = [row for row in rows(own_whole) if 2 < row["step"] <= 5]
+    assert [row for row in rows(run) if row["step"] > 2] == of_stage
+    assert {row["prompt"].split()[0] for row in of_stage} == {"Name"}
+    assert [len(row["completions"]) for row in rows(own_whole)] == [2] * 2 + [3] * 6 + [2] * 2
 
 
 @pytest.mark.parametrize("stops", [(3, 5), *(pytest.param(stops, marks=pytest.mark.proof) for stops in ((2,), (4, 6)))])

@@ -16,13 +16,11 @@ from backend.runs.checkpoint import newest
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import all_checkpoints, best_of
 from backend.sampling.chat import find_source, load_sides
-from backend.trainer.control import handlers_restored
 from backend.trainer.preflight import check
-from backend.trainer.run_context import load_context
-from backend.trainer.warmup import keep_best
+from backend.trainer.run_context import keep_best, load_context
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
-from tests.support.small_run import arrays, events, notes, settings_for
+from tests.support.small_run import arrays, metrics, notes, settings_for
 
 WARM = {
     "iters": 5,
@@ -46,14 +44,8 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    run = RunFolder(tmp_path_factory.mktemp("whole") / "run")
-    with handlers_restored():
-        assert small_run.train_here(raw | {"validation_split": 0.25, "steps_per_eval": 1}, run).kind == "finished"
-    return run
-
-
-def metrics(run: RunFolder, kind: str = "step") -> list[dict[str, Any]]:
-    return [event["metrics"] for event in events(run, kind)]
+    held_out = {"validation_split": 0.25, "steps_per_eval": 1}
+    return small_run.trained(raw | held_out, RunFolder(tmp_path_factory.mktemp("whole") / "run"))
 
 
 def test_the_first_steps_are_supervised_and_grpo_starts_fresh_after_them(whole: RunFolder) -> None:
@@ -105,7 +97,7 @@ def test_the_goal_ends_the_warm_up(
     assert measured == ([1.0] if end == 1 else [0.0] * 4 if every else [0.0, None, None, None])
     why = ": one of 2 completions solves 100% of the prompts" if end == 1 else ", its last"
     assert any(f"ended after step {end}{why}" in note for note in notes(run))
-    sampled = {json.loads(line)["step"] for line in run.completions.read_text().splitlines()}
+    sampled = {row["step"] for row in small_run.rows(run)}
     assert sampled == ({1, 2, 3, 4, 5} if every else set(range(end + 1, 6)))
 
 
@@ -152,10 +144,7 @@ NOTHING_TO_IMITATE = "There is no completion and no message to imitate in rows 2
         ({"sft_targets": "best_of_n", "data": "unlabelled"}, ""),
         ({"data": "unlabelled"}, "There is no column completion, and no messages, to learn answers from"),
         ({"data": "gaps"}, NOTHING_TO_IMITATE),
-        (
-            {"train_mode": "sft", "data": "gaps"},
-            NOTHING_TO_IMITATE,
-        ),
+        ({"train_mode": "sft", "data": "gaps"}, NOTHING_TO_IMITATE),
         ({"train_mode": "sft", "sft_targets": "best_of_n", "reward_functions": [], "environment": ""}, ""),
     ],
 )

@@ -6,7 +6,6 @@ The caffeinate here is a script that behaves like Apple's: it ends with the proc
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -144,8 +143,7 @@ def trained(folder: Path, name: str, **changes: Any) -> RunFolder:
 
 
 def completions(run: RunFolder, step: int) -> list[dict[str, Any]]:
-    rows = map(json.loads, run.completions.read_text().splitlines())
-    return [completion for row in rows if row["step"] == step for completion in row["completions"]]
+    return [completion for row in small_run.rows(run) if row["step"] == step for completion in row["completions"]]
 
 
 def metric(run: RunFolder, step: int, name: str) -> float:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -27,42 +26,6 @@ from backend.trainer.trackers.packages import AboutRun, Sent, StepRecord
 from backend.utils.command import backend_environment
 from tests.support import small_run
 from tests.support.cases import cases
-
-# Keys of an event that differ from one process to the next
-OF_THE_MOMENT = ("t", "mono", "seq", "pid", "command", "path", "versions")
-# What metrics of time and memory begin with
-OF_THE_PROCESS = ("time/", "process/", "machine/", "peak_memory_gb", "rollout_tokens_per", "train_tokens_per")
-
-
-def events_of(run: RunFolder) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run.events.read_text().splitlines()]
-
-
-def event_log_without_times(run: RunFolder, tracker: str = "") -> list[dict[str, Any]]:
-    """The events that the settings determine: without phases and without what is said of a tracker."""
-    kept = [event for event in events_of(run) if event["kind"] not in ("phase", "health")]
-    return [
-        {key: _without_times(value) for key, value in event.items() if key not in OF_THE_MOMENT}
-        for event in kept
-        if not (tracker and event["kind"] == "note" and re.search(rf"\b{tracker}\b", event["sentence"]))
-    ]
-
-
-def _without_times(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {name: each for name, each in value.items() if not name.startswith(OF_THE_PROCESS)}
-
-
-def assert_same_but_for_the_tracker(run: RunFolder, alone: RunFolder, tracker: str) -> None:
-    """EventLog, completions, and the weights of every checkpoint."""
-    assert event_log_without_times(run, tracker) == event_log_without_times(alone)
-    assert run.completions.read_bytes() == alone.completions.read_bytes()
-    weights = sorted(path.relative_to(alone.path) for path in alone.path.glob("checkpoints/*/*.safetensors"))
-    assert weights
-    for path in weights:
-        assert (run.path / path).read_bytes() == (alone.path / path).read_bytes(), path
-
 
 METRICS = {"reward": 1.5, "reward_std": 0.9, "reward_std_within_groups": 0.4, "kl": None, "time/step": 2.0}
 METRICS |= {"clip_ratio_low": 0.1, "clip_ratio_total": 0.2, "rewards/exact/mean": 0.5}
@@ -191,8 +154,8 @@ HANGS = """
 import sys, threading, time
 from pathlib import Path
 from backend.trainer.trackers import follow
-from backend.trainer.trackers.packages import Sent
-class Hanging(follow.CsvTables):
+from backend.trainer.trackers.packages import CsvTables, Sent
+class Hanging(CsvTables):
     def close(self, ending):
         if sys.argv[2] == "thread":
             threading.Thread(target=lambda: [][1]).start()
@@ -410,9 +373,8 @@ def test_trackers_exist_and_a_project_is_a_name_and_nobodys_account(settings: di
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFolder]:
     """A run without a tracker, and the folder of its model and rows."""
     place = tmp_path_factory.mktemp("plain")
-    run = RunFolder(place / "run")
-    small_run.train_here(small_run.settings_for(place, **small_run.low_half(place)), run)
-    return place, run
+    raw = small_run.settings_for(place, **small_run.low_half(place))
+    return place, small_run.trained(raw, RunFolder(place / "run"))
 
 
 HARM: dict[str, str] = {
@@ -425,7 +387,7 @@ HARM: dict[str, str] = {
 
 @pytest.mark.parametrize("harm", [*HARM, "works", "cannot be started"])
 def test_a_tracker_changes_nothing_of_a_run(plain: tuple[Path, RunFolder], tmp_path: Path, monkeypatch, harm: str):
-    """EventLog, completions and weights are the same, and the run waits for none of them."""
+    """Its numbers are the same, and the run waits for none of them."""
     place, alone = plain
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
@@ -442,13 +404,12 @@ def test_a_tracker_changes_nothing_of_a_run(plain: tuple[Path, RunFolder], tmp_p
     if harm == "cannot be started":
         monkeypatch.setattr(follow, "module_command", lambda module: [str(tmp_path / "nothing")])
     monkeypatch.setattr(follow.subprocess, "Popen", start)
-    run = RunFolder(tmp_path / "run")
     began = time.monotonic()
     raw = small_run.settings_for(place, report_to=["csv"], **small_run.low_half(place))
-    assert small_run.train_here(raw, run).kind == "finished"
+    run = small_run.trained(raw, RunFolder(tmp_path / "run"))
     took = time.monotonic() - began
-    assert_same_but_for_the_tracker(run, alone, "csv")
-    notes = [event["sentence"] for event in events_of(run) if event["kind"] == "note" and "csv" in event["sentence"]]
+    small_run.assert_same_run(run, alone)
+    notes = [event["sentence"] for event in small_run.events(run, "note") if "csv" in event["sentence"]]
     if harm == "never ends":
         assert started[0].poll() is None and took < 60
         started[0].kill()

@@ -24,7 +24,6 @@ from backend.runs import checkpoint
 from backend.runs.events import METRICS, PHASES, read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import run_context, trainer
-from backend.trainer.control import handlers_restored
 from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
@@ -72,16 +71,13 @@ def settings(inputs: Path, reward: str | list[str] = "share", **changes: Any) ->
 
 def completion_steps(run: RunFolder) -> list[int]:
     """The step of each line of completions.jsonl."""
-    return [json.loads(line)["step"] for line in run.completions.read_text().splitlines()]
+    return [row["step"] for row in small_run.rows(run)]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run that every interrupted one must equal."""
-    run = RunFolder(tmp_path_factory.mktemp("uninterrupted") / "run")
-    with handlers_restored():
-        assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished"
-    return run
+    return small_run.trained(settings(inputs, **WHOLE), RunFolder(tmp_path_factory.mktemp("uninterrupted") / "run"))
 
 
 def test_every_step_carries_every_metric(uninterrupted: RunFolder) -> None:
@@ -116,7 +112,7 @@ def test_the_event_log_has_every_event_in_order(uninterrupted: RunFolder) -> Non
 
 def test_completions_jsonl_has_every_group_with_its_rewards_and_advantages(uninterrupted: RunFolder) -> None:
     assert completion_steps(uninterrupted) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    for line in map(json.loads, uninterrupted.completions.read_text().splitlines()):
+    for line in small_run.rows(uninterrupted):
         assert line["prompt"].startswith("What is") and line["answer"].isdigit() and len(line["completions"]) == 4
         for completion in line["completions"]:
             assert completion["tokens"] <= 6 and completion["stop"] in ("eos", "length")

@@ -23,7 +23,7 @@ from app.widgets.basic.layout import FlowLayout, clear_layout, column, configure
 from app.widgets.basic.number_format import DASH
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from backend.config.config import SETTINGS
-from backend.config.form import MACHINES
+from backend.config.setting import MACHINES
 from backend.distributed.hosts_file import HERE, Host
 from backend.distributed.machine_check import CheckedMachine, Level, MachineFacts
 from backend.utils.files import user_path

@@ -33,9 +33,8 @@ from app.widgets.form.setting_search import SettingSearch
 from app.widgets.form.tools_field import EXACT, FROM_SOURCE, ToolsField
 from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, sections
-from backend.config.form import documented_part
 from backend.config.notes import unusual
-from backend.config.setting import Setting
+from backend.config.setting import Setting, documented_part
 from backend.tools.catalogue import ListedTool, listed_tools, with_exact
 from backend.tools.host import ToolSchemas
 from backend.utils.errors import ConfigProblem, UserError

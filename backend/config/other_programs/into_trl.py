@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from backend.config.config import SETTINGS, Config
-from backend.config.other_programs.keys import Translated, plain
+from backend.config.other_programs.keys import TABLES, Translated, plain
 from backend.config.other_programs.trl import SDPO_TABLE, TRL
 from backend.config.setting import NEVER
 from backend.config.updates import OWN, final_rate, warmup_updates
@@ -78,13 +78,7 @@ _UNLESS_DEFAULT = (
 """Settings that are off in TRL too at their default, and then not written."""
 NO_LIMIT = 1_000_000  # for a correction without an upper limit: as large as the setting may be
 WHOLE_RUN = 0.999999  # a warm-up over all updates, as a share below 1
-_OPTIM = {
-    ("adamw", ""): "adamw_torch",
-    ("adamw", "8"): "adamw_bnb_8bit",
-    ("lion", ""): "lion_32bit",
-    ("lion", "8"): "lion_8bit",
-    **{(name, ""): name for name in ("adafactor", "sgd", "adagrad", "rmsprop")},
-}
+_OPTIM = {(ours, bits): names.split()[0] for names, ours, bits in TABLES["optimizers"]}
 """(our optimizer, bits of its state) → transformers' usual name."""
 
 
@@ -244,7 +238,6 @@ def _best(to: TrlSettings, config: Config) -> None:
 
 
 def _precision(to: TrlSettings, config: Config) -> None:
-    """The type of the weights, and whether PyTorch casts beside it (TRL's bf16, on by default)."""
     own = "float32" if config.train_type == "full" else "auto"
     nearest = {"6": "8", "mxfp4": "4"}.get(config.quantization, config.quantization)
     to.put(
@@ -302,7 +295,6 @@ def _importance(to: TrlSettings, config: Config) -> None:
 
 
 def _sampling(to: TrlSettings, config: Config) -> None:
-    """Options that TRL hands to vLLM under `generation_kwargs`, and constrained output."""
     own = {"presence_penalty": config.presence_penalty, "frequency_penalty": config.frequency_penalty}
     own |= {"stop": list(config.stop)}
     to.put(

@@ -85,8 +85,7 @@ def _table(
 class Translator:
     """The settings of a file, `values`, changed in place by one function after the other: key → value, theirs or
     already ours; None counts as absent. `written`: the keys of the file. `program`: key of the program that the file is
-    for; empty for ours, or if unknown. `remarks`: their key → a sentence on its translation, where that is more than
-    another name."""
+    for; empty for ours, or if unknown. `remarks`: their key → a sentence on its translation."""
 
     def __init__(self, raw: Mapping[str, Any], program: str = "") -> None:
         self.values: dict[str, Any] = {str(key): value for key, value in raw.items() if value is not None}
@@ -166,8 +165,7 @@ class Translator:
 @dataclass(frozen=True)
 class OtherProgram:
     """A program whose files are read. `source`: the release of the tables. `sections`: title → table. `regroups`:
-    functions that read several keys together and set ours instead. `defaults`: those that differ from ours, given a
-    file."""
+    functions that read several keys together and set ours instead. `defaults`: of a file, those that differ."""
 
     key: str
     name: str
@@ -201,7 +199,6 @@ def as_bool(value: Any) -> bool | None:
 
 
 def choice(value: Any, aliases: Mapping[str, str]) -> Any:
-    """A menu's value in our spelling; None for none."""
     if value is None and "" not in aliases:
         return None
     if isinstance(value, (list, Mapping)):

@@ -1,5 +1,4 @@
-"""The keys of mlx-lm-lora 5.10, of MLX LoRA Studio, which drives it, of mlx-lm 0.32, and of mlx-grpo: the arguments
-that its README lists, and the fields of its TrainingArgs."""
+"""The keys of mlx-lm-lora 5.10, MLX LoRA Studio, mlx-lm 0.32, and mlx-grpo (its README, and its TrainingArgs)."""
 
 from __future__ import annotations
 
@@ -60,7 +59,6 @@ def _mode(to: Translator) -> None:
 
 
 def _hugging_face_dataset(to: Translator) -> None:
-    """`hf_dataset`: one dataset of the Hub with its splits and columns. DPO's `delta` goes."""
     if "dpo_cpo_loss_type" in to.written and to.take("delta") is not None:
         to.remarks["delta"] = "beside dpo_cpo_loss_type it belongs to another way of training"
     entry: Any = to.take("hf_dataset")
@@ -83,10 +81,7 @@ def _lora_parameters(to: Translator) -> None:
         to.refuse("lora_parameters", "lora_parameters must be a mapping with rank, scale and dropout.")
         return
     for name, value in cast("Mapping[Any, Any]", parameters or {}).items():
-        ours = {"keys": "lora_keys", "alpha": "lora_alpha"}.get(name, str(name))
-        if value is not None and to.values.setdefault(ours, value) != value:
-            both = f"{quote(ours, 30)} is {quote(to.values[ours], 40)}, and {quote(value, 40)} in lora_parameters"
-            to.refuse(ours, f"{both}; give one of them.")
+        to.fill({"keys": "lora_keys", "alpha": "lora_alpha"}.get(name, str(name)), value, "lora_parameters")
 
 
 _OPTIMIZER_SETTINGS = {
@@ -164,8 +159,7 @@ _SCHEDULES = {
 
 def _lr_schedule(to: Translator) -> None:
     """mlx-lm: {name: cosine_decay, arguments: [peak, steps, end], warmup: n, warmup_init: x}, in updates. As there, the
-    first argument is the peak whatever `learning_rate` says, and missing arguments are 0. Our own keys beside the
-    mapping take precedence."""
+    first argument is the peak whatever `learning_rate` says, and missing arguments are 0. Our own keys win."""
     if not isinstance(to.values.get("lr_schedule"), Mapping):
         return
     mapping = cast("Mapping[str, Any]", to.values["lr_schedule"])

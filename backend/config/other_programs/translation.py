@@ -57,11 +57,9 @@ class TranslatedKey:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A file in our keys. `values`: our key → value, without keys that have a problem; unknown keys stay as they are.
-    `program`: the one that the file is written for. `words`: what became of each key that is not ours, or means
-    something else there. `is_mixed`: keys of several programs stand in it, so it is written for none of them.
-    `defaults`: our key → value, of the program's defaults for what the file leaves out. `file`: the file itself, with
-    the changes by its own keys."""
+    """A file in our keys. `values`: without keys that have a problem; unknown keys stay. `program`: whose file it is.
+    `words`: what became of each key that is not ours. `is_mixed`: keys of several programs stand in it. `defaults`: of
+    the program, for what the file leaves out. `file`: the file itself, with the changes by its own keys."""
 
     values: dict[str, Any]
     faults: list[ConfigProblem]
@@ -239,7 +237,6 @@ def _as_yaml(value: Any) -> str:
 
 
 def _rename(to: Translator, program: OtherProgram | None) -> None:
-    """Keys that no function took become ours; a problem where two of them disagree."""
     written_as: dict[str, str] = {}
     renamed: dict[str, Any] = {}
     for word, value in to.values.items():
@@ -254,8 +251,7 @@ def _rename(to: Translator, program: OtherProgram | None) -> None:
 
 
 def _lists(to: Translator) -> None:
-    """Lists may be comma-separated text, and a single weight a number; empty text means the default. A stop string may
-    stand alone, and a list may hold the one dataset."""
+    """Lists may be text with commas; empty text means the default. A list may hold the one dataset."""
     values = to.values
     for key in ("reward_functions", "reward_weights", "lora_keys", "modules_to_save", "report_to", "stop_when"):
         value = values.get(key)
@@ -275,7 +271,6 @@ def _lists(to: Translator) -> None:
 def _report(
     word: str, fate: Word, to: Translator, values: Mapping[str, Any], raw: Mapping[str, Any]
 ) -> TranslatedKey | None:
-    """None for a key that has a problem itself, or whose settings all have."""
     faulty = {fault.setting for fault in to.faults}
     if word in faulty or (isinstance(fate, Translated) and faulty.issuperset(fate.settings)):
         return None

@@ -12,15 +12,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from backend.config.other_programs import peft
-from backend.config.other_programs.keys import (
-    TABLES,
-    OtherProgram,
-    Translator,
-    as_bool,
-    as_number,
-    plain,
-    tables_of,
-)
+from backend.config.other_programs.keys import TABLES, OtherProgram, Translator, as_bool, as_number, plain, tables_of
 from backend.config.setting import MOST_COMPLETIONS, NEVER
 from backend.rewards.catalogue import split_names
 from backend.utils.text import about_value, quote
@@ -123,7 +115,6 @@ def _length(to: Translator) -> None:
 
 def _rhythm(to: Translator) -> None:
     def strategy_of(*words: str) -> str:
-        """`no`, `steps`, `epoch` or nothing."""
         word, value = to.first(*words), to.take(*words)
         strategy = "no" if value is False else "" if value is None else str(value).strip().lower()
         if strategy == "best":
@@ -303,7 +294,6 @@ def _dataset(to: Translator) -> None:
 
 
 def _rewards(to: Translator) -> None:
-    """A reward model, which comes first, and `reward_funcs`."""
     model, listed = to.take("reward_model_name_or_path"), to.take("reward_funcs")
     if model is None and listed is None:
         return

@@ -61,11 +61,7 @@ class GrpoFields(BaseModel):
         "Ratio against",
         choices=[
             ("old", "Policy that sampled", "As in the papers and TRL."),
-            (
-                "reference",
-                "Reference model",
-                "As in the guide of MLX LoRA Studio: learning stops once the policy is Epsilon away.",
-            ),
+            ("reference", "Reference model", "As in MLX LoRA Studio: learning stops once the policy is Epsilon away."),
         ],
     )
     """Denominator of the importance ratio."""
@@ -109,12 +105,7 @@ class GrpoFields(BaseModel):
     grpo_loss_type: str = _policy("grpo", "GRPO Loss", choices=_MENUS["LOSSES"])
     """How token losses are averaged. GRPO is the mean of the paper and of TRL; the mean over all tokens in MLX LoRA
     Studio's guide is BNPO."""
-    importance_sampling_level: str = _policy(
-        "token",
-        "Importance",
-        choices=_MENUS["LEVELS"],
-        default_entry="Default",
-    )
+    importance_sampling_level: str = _policy("token", "Importance", choices=_MENUS["LEVELS"], default_entry="Default")
     """Whether the ratio is taken for each token or for the whole completion."""
     delta: float | None = _loss(None, "Delta", above=(1, 1_000_000))
     """Upper bound of the ratio where nothing else clips it (two-sided clipping, INTELLECT-2). Empty: off."""
@@ -148,11 +139,7 @@ class GrpoFields(BaseModel):
         choices=[
             ("auto", "Automatic", "Rounding, by token in 16 bits; constrained output, by sequence. Not filters."),
             ("none", "None", "Leave it."),
-            (
-                "token_truncate",
-                "Token, truncated",
-                "Multiplies each token's term by the ratio, clipped to the limits (TIS).",
-            ),
+            ("token_truncate", "Token, truncated", "Each token's term times the ratio, clipped to the limits (TIS)."),
             ("token_mask", "Token, masked", "The same, without tokens outside the limits (MIS)."),
             ("sequence_truncate", "Sequence, truncated", "One ratio per completion, clipped to the limits."),
             ("sequence_mask", "Sequence, masked", "One ratio per completion; drops completions outside the limits."),
@@ -221,11 +208,7 @@ class GrpoFields(BaseModel):
         "Several rewards",
         choices=[
             ("sum_then_normalize", "Sum, then normalise", "Adds the weighted scores, then compares."),
-            (
-                "normalize_then_sum",
-                "Normalise, then sum",
-                "Compares each score first (GDPO). Scale rewards is not used.",
-            ),
+            ("normalize_then_sum", "Normalise, then sum", "Compares each score first (GDPO), without Scale rewards."),
         ],
         used_by=("scoring",),
     )
@@ -278,11 +261,7 @@ class GrpoFields(BaseModel):
         choices=[
             ("constant", "Constant", "The weights as they stand."),
             ("linear", "Linear", "Along a line to the final weights."),
-            (
-                "adaptive",
-                "Adaptive",
-                "Functions that seldom succeed gain weight; those that nearly always do lose some.",
-            ),
+            ("adaptive", "Adaptive", "Those that seldom succeed gain weight; those that nearly always do lose some."),
         ],
         used_by=("rewards",),
     )
@@ -302,17 +281,8 @@ class GrpoFields(BaseModel):
         "process",
         "Reward isolation",
         choices=[
-            (
-                "process",
-                "Own process",
-                "In a process without the trainer's files and environment. A crash or hang costs one message, and the "
-                "run is saved.",
-            ),
-            (
-                "thread",
-                "In the trainer",
-                "Inside the trainer, for functions that need its memory. A crash or hang ends the run.",
-            ),
+            ("process", "Own process", "Without the trainer's files and environment; a hang leaves the run saved."),
+            ("thread", "In the trainer", "For functions that need its memory. A crash or hang ends the run."),
         ],
         used_by=("rewards",),
     )

@@ -247,12 +247,7 @@ class TrainingFields(BaseModel):
         "auto",
         "Connection",
         choices=[
-            (
-                "auto",
-                "Automatic",
-                "JACCL if the hosts file names RDMA devices, else the ring for two ranks and MPI for more; NCCL on "
-                "CUDA.",
-            ),
+            ("auto", "Automatic", "JACCL for RDMA devices, NCCL on CUDA, the ring for two ranks, MPI for more."),
             ("ring", "Ring", "Over TCP. With three or more ranks it can stall; the run then ends and can be resumed."),
             ("mpi", "MPI", "Over TCP, with Open MPI installed on every machine."),
             ("jaccl", "JACCL", "RDMA over Thunderbolt 5, macOS 26.2 or later."),
@@ -274,11 +269,7 @@ class TrainingFields(BaseModel):
         "Parallelism",
         choices=[
             ("data", "Prompts", "Every machine has the whole model and takes some of the prompts. The fastest."),
-            (
-                "tensor",
-                "Tensors",
-                "Splits every layer, for a model too large for one machine. LoRA only; needs a fast connection.",
-            ),
+            ("tensor", "Tensors", "Splits each layer, for a model too large for one machine. LoRA, fast links only."),
             ("pipeline", "Layers", "Splits the layers among machines. Cannot be trained with mlx.", True),
         ],
     )

@@ -1,6 +1,5 @@
 """Evaluate a model on a split: sample, score, and compare the run's model before training with the one at a checkpoint.
-One model is loaded: the checkpoint's arrays replace the base's. Both sides get the same prompts and random numbers, so
-a difference comes from the weights."""
+One model is loaded, and the arrays are replaced. Both sides get the same prompts and random numbers."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ MODEL_KEYS = (
 @dataclass(frozen=True, slots=True)
 class EvaluationChoices:
     """`ks`: the k of pass@k; () for 1, 2, 4 … up to `completions`. `limit`: prompts; −1 for all. `split`: "" for test,
-    else valid, else train. `data`: a file or dataset whose prompts are asked instead. `passing`: as `read_pass_rule`
-    reads it; "" for the default."""
+    else valid, else train. `data`: a file or dataset asked instead. `passing`: see `read_pass_rule`; "": default."""
 
     split: str = ""
     data: str = ""
@@ -112,8 +110,7 @@ Report = Callable[[EvaluationProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """A run at one of its checkpoints, or a plain model, without `run` and `checkpoint`. The reward functions and
-    weights of `step`, of `steps` in all, score."""
+    """A run at a checkpoint, or a plain model without either. The reward functions of `step` of `steps` score."""
 
     config: Config
     run: RunFolder | None
@@ -359,8 +356,7 @@ class Column:
 
     @classmethod
     def difference(cls, after: Column, before: Column) -> Column:
-        """after − before, prompt by prompt. Its range reaches as far as the largest change that was seen, to both
-        sides; where nothing changed, as far as it could have."""
+        """after − before. Its range: the largest change, to both sides; without one, what was possible."""
         values = after.values - before.values
         largest = float(np.nanmax(np.abs(values), initial=0.0))
         reach = largest if largest > ROUNDING else max(after.high, before.high) - min(after.low, before.low)
@@ -370,8 +366,7 @@ class Column:
 def estimates(
     columns: Sequence[Column], resamples: int = RESAMPLES, rng: np.random.Generator | None = None
 ) -> list[MeanWithInterval]:
-    """The mean of each column over its prompts, with its bootstrap interval. All columns are resampled together. A
-    column whose range is a single value has no interval: nothing varied."""
+    """The mean of each column with its bootstrap interval, all resampled together. No interval where nothing varied."""
     if not columns:
         return []
     values_PM = np.stack([column.values for column in columns], axis=1)
@@ -473,7 +468,6 @@ def decoding_of(
 def _values(
     by_prompt: list[list[CompletionRow]], rule: PassRule | None, ks: Sequence[int]
 ) -> dict[str, list[float | None]]:
-    """Figure → its value for each prompt."""
     values: dict[str, list[float | None]] = {TOTAL: [mean_reward(rows) for rows in by_prompt]}
     for name in by_prompt[0][0]["rewards"]:
         scores = [[score for row in rows if (score := row["rewards"][name]) is not None] for rows in by_prompt]

@@ -1,5 +1,4 @@
-"""An evaluation on disk, in `<run>/evaluations/`: NAME.json, an `Evaluation`, and NAME.jsonl, an `EvaluatedRow` a line.
-The .json comes last, so an evaluation that is listed is complete."""
+"""Evaluations on disk, in `<run>/evaluations/`: NAME.jsonl (an `EvaluatedRow` a line), then NAME.json."""
 
 from __future__ import annotations
 
@@ -124,7 +123,6 @@ def read_pass_rule(text: str, entries: Iterable[str]) -> PassRule:
 
 
 def _full_scores(entries: Iterable[str]) -> dict[str, float | None]:
-    """Name of an entry's scores → the score of a right answer, if known."""
     calls = [read_call(canonical_entry(entry)) for entry in entries]
     return {call.name: None if call.file else FULL_SCORES.get(call.function) for call in calls}
 
@@ -247,7 +245,6 @@ def change_of(row: EvaluatedRow, decoding: DecodingName) -> float | None:
 
 
 def config_digest(config: Config) -> str:
-    """SHA-256 of the settings as config.yaml has them."""
     return hashlib.sha256(dump(config).encode()).hexdigest()
 
 
@@ -278,7 +275,6 @@ def read_evaluation(path: Path) -> Evaluation:
 
 
 def read_rows(path: Path) -> list[EvaluatedRow]:
-    """The rows beside NAME.json, without damaged lines."""
     with suppress(OSError), open_regular(rows_file(path)) as file:
         return [row for line in file if (row := parse_row(line)) is not None]
     return []

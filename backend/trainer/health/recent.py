@@ -21,8 +21,7 @@ LONG = 60  # newest steps that are kept, for the rules about a trend
 EVALUATIONS = 8  # newest evaluations that are kept
 
 SOLVED_SPREAD = 0.5
-"""Spread of the rewards over their mean below which nearly all completions succeed: with rewards of 0 and 1 it is
-0.5 at 80 %."""
+"""Spread of rewards over their mean below which nearly all completions succeed: 80 %, with rewards of 0 and 1."""
 LOWEST_RATE = 1e-6  # a proposed learning rate is never below
 LIKELY, CERTAIN = 2.0, 4.0
 """Standard errors by which two means differ in all likelihood, and from which on a difference is a finding."""
@@ -75,7 +74,6 @@ class Recent:
         return self._settings.get(key, SETTINGS[key].default)
 
     def slower(self, factor: float) -> dict[str, float]:
-        """The learning rate times `factor`, in two digits: a proposal."""
         return {"learning_rate": float(f"{self.setting('learning_rate') * factor:.2g}")}
 
     def faster(self, factor: float) -> dict[str, float]:
@@ -151,5 +149,4 @@ def known(steps: Sequence[Metrics] | deque[Metrics], name: str) -> list[float]:
 
 
 def label_of(reward: str) -> str:
-    """The label of a shipped reward function; else its name."""
     return next((entry.label for entry in builtin_rewards() if entry.name == reward), reward)

@@ -19,8 +19,7 @@ SUDDEN = 3  # steps that all must lie beyond the limit of an explosion
 SETTLED = 30  # steps at the full learning rate before a rate can count as too low
 JUDGED = 5  # steps of a judge that fails: soon, since each costs a time-out
 SOLVED, ALIKE = 50, 0.1
-"""Steps without signal after which a run has nothing left to learn, where the spread of rewards is at most this part of
-their mean: groups that are alike may still be alike in failing."""
+"""Steps without signal after which all is learned, where rewards spread by at most this part of their mean."""
 MUST_BE_NUMBERS = ("loss", "grad_norm", "kl", "entropy")
 SHORTEST = 16  # a proposed completion length is never below
 MUST_WIDEN = 0.1  # an epsilon below it is widened before the learning rate is blamed for clipping
@@ -45,7 +44,6 @@ class Finding:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def fields(self) -> dict[str, Any]:
-        """As the fields of a `health` event."""
         always = ("code", "sentence", "advice", "level")
         return {key: value for key, value in asdict(self).items() if key in always or value not in ("", None, {})}
 

@@ -1,5 +1,4 @@
-"""Follows an event log, applies the rules after every step, and reports when a finding begins and ends. A function of
-the event log, so a resumed run continues as if never stopped."""
+"""Follows an event log, applies the rules after every step, and reports when a finding begins and ends."""
 
 from __future__ import annotations
 
@@ -87,47 +86,29 @@ def title_of(code: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
-    """One finding from `since` to `until`, both steps; None: it still holds. `setting`: the one to look at first."""
+class Episode(Finding):
+    """A finding from `since` to `until`, both steps; None: it still holds. `setting`: the one to look at first."""
 
-    code: str
-    title: str
-    level: str
-    sentence: str
-    advice: str
-    since: int | None
+    title: str = ""
+    since: int | None = None
     until: int | None = None
     chart: str = ""
-    metric: str = ""
-    value: float | None = None
-    threshold: float | None = None
     setting: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def rule(self) -> str:
         return self.code.partition(" ")[0]
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], until: int | None = None) -> Episode:
-        code = str(fields.get("code") or fields.get("sentence") or "")
-        rule = RULES.get(code.partition(" ")[0])
-        settings: Mapping[str, Any] = fields.get("settings") or {}
-        return cls(
-            code,
-            title_of(code),
-            str(fields.get("level") or "warning"),
-            str(fields.get("sentence") or ""),
-            str(fields.get("advice") or ""),
-            fields.get("step"),
-            until,
-            rule.chart if rule else "",
-            str(fields.get("metric") or ""),
-            fields.get("value"),
-            fields.get("threshold"),
-            next(iter(settings), rule.setting if rule else ""),
-            settings,
-        )
+    def of(cls, event: Event) -> Episode:
+        code = event.get("code") or event.get("sentence") or ""
+        names = ("sentence", "advice", "level", "metric", "value", "threshold", "settings")
+        found: dict[str, Any] = {"sentence": "", "advice": ""} | {
+            name: event[name] for name in names if event.get(name) is not None
+        }
+        rule, settings = RULES.get(code.partition(" ")[0]), found.get("settings") or ()
+        about = {"chart": rule.chart if rule else "", "setting": next(iter(settings), rule.setting if rule else "")}
+        return cls(code, title=title_of(code), since=event.get("step"), **about, **found)
 
 
 def reported(health: Iterable[Event]) -> list[Episode]:

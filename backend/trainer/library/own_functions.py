@@ -1,6 +1,5 @@
 """Reward functions, tools and environments that are objects of the program. They run in this process, each call in a
-thread with its time limit. config.yaml names them as functions of files in the run's folder, so every verb can read the
-settings."""
+thread with its time limit. config.yaml names them as functions of files in the run's folder."""
 
 from __future__ import annotations
 
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from backend.config.config import Config
 from backend.config.other_programs.trl import reward_entries
 from backend.config.setting import RewardSettings
-from backend.rewards.calls import ThreadCaller, class_name
-from backend.rewards.catalogue import find_call, metric_name, with_absolute_file
+from backend.rewards.calls import ThreadCaller
+from backend.rewards.catalogue import find_call, locate_reward_file, metric_name, with_absolute_file
+from backend.rewards.errors import class_name
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
 from backend.rewards.scoring import FunctionHost
@@ -35,10 +35,16 @@ raise RuntimeError("only the program that called train() has {names}; there, bac
 _DEFINITION = "def {name}({arguments}**columns): ...\n\n"
 
 
-class OwnFunctions:
-    """The functions of a run: `entries` of `reward_functions`, with names of `calls` among them. Raises UserError."""
+class OwnObjects:
+    """Objects of the program: `entries` of `reward_functions`, with names of `calls` among them; `tools` by name; and
+    `factories` (name, "" for the only one → what makes an environment). Raises UserError."""
 
-    def __init__(self, functions: Sequence[str | Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        functions: Sequence[str | Callable[..., Any]],
+        tools: Sequence[Callable[..., Any]] = (),
+        environments: Callable[..., Any] | Mapping[str, Any] | None = None,
+    ) -> None:
         if isinstance(functions, str) or callable(functions):
             functions = [functions]
         taken = {metric_name(function) for function in functions if isinstance(function, str)}
@@ -54,52 +60,72 @@ class OwnFunctions:
                 name = _free_name(function, {*taken, *self.calls})
                 self.calls[name] = function
             self.entries.append(name)
-
-    def write(self, folder: Path) -> list[str]:
-        """Write the file that stands for them into the run's folder. → the entries for config.yaml."""
-        if self.calls:
-            _write(folder / FILE, self.calls, "completions, ")
-        return [f"{folder / FILE}::{entry}" if entry in self.calls else entry for entry in self.entries]
-
-
-class OwnTools:
-    """`functions` and `factories` (name, "" for the only one → what makes an environment) of the program."""
-
-    def __init__(
-        self,
-        tools: Sequence[Callable[..., Any]] = (),
-        environments: Callable[..., Any] | Mapping[str, Any] | None = None,
-    ) -> None:
-        self.functions = {name_of(tool): tool for tool in tools}
+        self.tools = {name_of(tool): tool for tool in tools}
         only = {} if environments is None else {"": environments}
         self.factories: Mapping[str, Any] = environments if isinstance(environments, Mapping) else only
 
     def settings(self, folder: Path) -> dict[str, Any]:
-        """Write the file that stands for them into the run's folder. → what names them in config.yaml."""
-        if not (self.functions or self.factories):
-            return {}
-        file = folder / TOOLS_FILE
-        classes = {name: _free_name(factory, set()) for name, factory in self.factories.items()}
-        _write(file, dict.fromkeys([*self.functions, *classes.values()]))
-        named = {name: f"{file}::{function}" for name, function in classes.items()}
-        found: dict[str, Any] = {"reward_isolation": "thread"}
-        found |= {"tools_file": str(file), "tools": list(self.functions)} if self.functions else {}
-        return found | ({"environment": named.get("", named)} if named else {})
+        """Write the files that stand for them into the run's folder. → what names them in config.yaml."""
+        found: dict[str, Any] = {}
+        if self.calls:
+            _write(folder / FILE, self.calls, "completions, ")
+        if self.entries:
+            entries = [f"{folder / FILE}::{entry}" if entry in self.calls else entry for entry in self.entries]
+            found["reward_functions"] = entries
+        if self.tools or self.factories:
+            file = folder / TOOLS_FILE
+            classes = {name: _free_name(factory, set()) for name, factory in self.factories.items()}
+            _write(file, dict.fromkeys([*self.tools, *classes.values()]))
+            named = {name: f"{file}::{function}" for name, function in classes.items()}
+            found |= {"tools_file": str(file), "tools": list(self.tools)} if self.tools else {}
+            found |= {"environment": named.get("", named)} if named else {}
+        return found | ({"reward_isolation": "thread"} if self.calls or self.tools or self.factories else {})
 
-    def source(self, config: Config) -> RunTools:
+    def tool_source(self, config: Config) -> RunTools:
         """With those of files. Raises UserError where the settings name others."""
         from backend.tools.toolbox import RunTools, run_tools
 
         named = run_tools(config)
         own = {name for name, (file, _) in named.environments.items() if file.name == TOOLS_FILE}
         tools = named.names if named.file and named.file.name == TOOLS_FILE else ()
-        if missing := sorted({*tools} - self.functions.keys()) + sorted(own - self.factories.keys()):
+        if missing := sorted({*tools} - self.tools.keys()) + sorted(own - self.factories.keys()):
             names = ", ".join(name or "its environment" for name in missing)[:80]
             raise UserError("tools", f"The run was trained with objects of a program, and {names} is not given now.")
         files = {name: entry for name, entry in named.environments.items() if name not in own}
         file = None if tools else named.file
-        functions, names = list(self.functions.values()), named.names if file else ()
+        functions, names = list(self.tools.values()), named.names if file else ()
         return RunTools(file, names, files, functions, self.factories, named.served)
+
+    def scorer(self, settings: Config) -> Scorer:
+        """The scorer of a run with these objects. Raises UserError for missing ones."""
+        named = set(_own_names(settings))
+        if missing := ", ".join(sorted(named - self.calls.keys()))[:80]:
+            what = f"with functions of a program, and {missing} is not among those given now."
+            raise UserError("reward_functions", f"The run was trained {what}")
+        source = self.tool_source(settings)
+        if not (named or source.functions or source.factories):
+            return begin_scorer(settings)
+        names = ", ".join([*self.calls, *self.tools, *map(name_of, self.factories.values())])[:100]
+        note = f"Functions of the program that called train() run in its process, where nothing confines them: {names}."
+        host = FunctionHost(ThreadCaller(), [note], self._resolve)
+        scorer = Scorer(reward_source(settings), host, settings.reward_timeout)
+        scorer.tools = source
+        return scorer
+
+    def _resolve(
+        self, names: Sequence[str], file: Path | None, base: Path, executed: dict[Path, RewardFile]
+    ) -> list[RewardFunction]:
+        if file:  # no entry may name a function of it, and rows be mapped by one
+            path = locate_reward_file(file).resolve()
+            executed[path] = executed.get(path) or load_reward_file(path)
+        if not names:
+            raise UserError("reward_functions", "No reward function is chosen, and no environment has a get_reward.")
+        return [
+            RewardFunction.of(name, self.calls[name], dialect="trl")
+            if (name := _own_name(entry)) in self.calls
+            else resolve([entry], file, base, executed)[0]
+            for entry in names
+        ]
 
 
 def _write(file: Path, names: Iterable[str], arguments: str = "") -> None:
@@ -108,7 +134,6 @@ def _write(file: Path, names: Iterable[str], arguments: str = "") -> None:
 
 
 def name_of(function: Any) -> str:
-    """The name that a function was defined with, or that of its class."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", "") or type(function).__name__)
@@ -124,43 +149,9 @@ def _free_name(function: Callable[..., Any], taken: set[str]) -> str:
     return next(each for number in count(first) if (each := f"{name}_{number}") not in taken)
 
 
-def _host(calls: Mapping[str, Callable[..., Any]], tools: OwnTools) -> FunctionHost:
-    def resolve_own(
-        names: Sequence[str], file: Path | None, base: Path, executed: dict[Path, RewardFile]
-    ) -> list[RewardFunction]:
-        if file:  # no entry may name a function of it, and rows be mapped by one
-            load_reward_file(file, executed)
-        if not names:
-            raise UserError("reward_functions", "No reward function is chosen, and no environment has a get_reward.")
-        return [
-            RewardFunction.of(name, calls[name], dialect="trl")
-            if (name := _own_name(entry)) in calls
-            else resolve([entry], file, base, executed)[0]
-            for entry in names
-        ]
-
-    names = ", ".join([*calls, *tools.functions, *map(name_of, tools.factories.values())])[:100]
-    note = f"Functions of the program that called train() run in its process, where nothing confines them: {names}."
-    return FunctionHost(ThreadCaller(), [note], resolve_own)
-
-
 def _own_name(entry: str) -> str:
     call = find_call(entry)
     return call.function if call and Path(call.file).name == FILE else ""
-
-
-def begin_own_scorer(settings: Config, calls: Mapping[str, Callable[..., Any]], tools: OwnTools) -> Scorer:
-    """The scorer of a run with these functions and tools. Raises UserError for missing ones."""
-    named = set(_own_names(settings))
-    if missing := ", ".join(sorted(named - calls.keys()))[:80]:
-        what = f"with functions of a program, and {missing} is not among those given now."
-        raise UserError("reward_functions", f"The run was trained {what}")
-    source = tools.source(settings)
-    if not (named or source.functions or source.factories):
-        return begin_scorer(settings)
-    scorer = Scorer(reward_source(settings), _host(calls, tools), settings.reward_timeout)
-    scorer.tools = source
-    return scorer
 
 
 def mark_rollout(folder: Path, function: Any, config: Config) -> None:

@@ -16,17 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from backend.config.config import Config, dump, load, parse, read, resolve_paths
 from backend.config.other_programs.translation import read_file, summary
 from backend.rewards.allowed_code import allow_named
-from backend.rewards.calls import class_name, describe_error
+from backend.rewards.errors import class_name, describe_error
 from backend.runs.events import check_format, has_finished, read_events
 from backend.runs.run_folder import RunFolder, default_run_name, find_run, make_run_folder
 from backend.trainer.control import Stopped, handlers_restored
-from backend.trainer.library.own_functions import (
-    OwnFunctions,
-    OwnTools,
-    begin_own_scorer,
-    mark_rollout,
-    require_rollout,
-)
+from backend.trainer.library.own_functions import OwnObjects, mark_rollout, require_rollout
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError, user_traceback
@@ -34,8 +28,7 @@ from backend.utils.hub_cache import require_hub_address
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
-    from backend.trainer.library.own_rollout import RolloutFunction
-    from backend.trainer.library.own_updates import GivenOptimizer
+    from backend.trainer.library.own_engine import GivenOptimizer, RolloutFunction
     from backend.trainer.run_context import Engine
     from backend.trainer.run_inputs import RunInputs
 
@@ -66,7 +59,6 @@ class TrainedRun:
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """The metrics of every evaluation, each with its `step` and `split`."""
         events = (event for event in read_events(RunFolder(self.folder).events) if event["kind"] == "eval")
         return [{"step": event["step"], "split": event["split"], **event["metrics"]} for event in events]
 
@@ -101,8 +93,7 @@ class Callback:
 
 
 class CallbackCalls:
-    """Calls the callbacks of one run after the event log has the event. Keeps an exception until the trainer next looks
-    whether to stop. Raises UserError for an object that has none of the methods."""
+    """Calls the callbacks of one run after the event log has the event; `look` raises what they raised."""
 
     def __init__(self, callbacks: Sequence[Any], folder: Path) -> None:
         for callback in callbacks:
@@ -215,11 +206,9 @@ def train(
     origin = summary(read_file(raw), Path(config).name if isinstance(config, str | os.PathLike) else "the settings")
     raw |= {} if name is None else {"run_name": name}
     given_functions = _given(reward_functions, reward_funcs)
-    own, own_tools = OwnFunctions(given_functions or []), OwnTools(tools, environment_factory)
+    own = OwnObjects(given_functions or [], tools, environment_factory)
     with _new_folder(raw, runs_dir) as folder:
-        if given_functions is not None:
-            raw |= {"reward_functions": own.write(folder.path)} | ({"reward_isolation": "thread"} if own.calls else {})
-        raw |= own_tools.settings(folder.path)
+        raw |= ({} if given_functions is None else {"reward_functions": []}) | own.settings(folder.path)
         if dataset is not None:
             write_dataset(dataset, folder.path / FOLDER)
             raw |= {"data": str(folder.path / FOLDER)}
@@ -228,22 +217,17 @@ def train(
         mark_rollout(folder.path, rollout_func, settings)
         _prepare_engine(settings)
         from backend.distributed.machine_check import require_one_machine
-        from backend.trainer.library.own_updates import GivenUpdates
+        from backend.trainer.library.own_engine import GivenUpdates
         from backend.trainer.preflight import preflight
 
         given = GivenUpdates(optimizer, schedule, settings)
         raw |= given.settings(settings)
         settings = parse(raw)
         require_one_machine(settings, "A run of a program's train()")
-        inputs = preflight(
-            settings,
-            runs_dir=folder.path.parent,
-            begin=lambda config: begin_own_scorer(config, own.calls, own_tools),
-            of_program=True,
-        )
+        inputs = preflight(settings, runs_dir=folder.path.parent, begin=own.scorer, of_program=True)
         allow_named(raw)
         replace_file(folder.config, dump(settings, origin))
-    return _train(settings, folder, inputs, calls, "backend.train", {}, given.engine(), rollout_func)
+    return _train(settings, folder, inputs, calls, "backend.train", {}, given.engine(rollout_func, settings))
 
 
 def resume(
@@ -270,16 +254,16 @@ def resume(
         raise UserError("run", what)
     require_rollout(folder.path, rollout_func)
     given_functions = _given(reward_functions, reward_funcs)
-    own, own_tools = OwnFunctions(given_functions or []), OwnTools(tools, environment_factory)
+    own = OwnObjects(given_functions or [], tools, environment_factory)
     calls = CallbackCalls(callbacks, folder.path)
     _prepare_engine(settings)
-    from backend.trainer.library.own_updates import GivenUpdates
+    from backend.trainer.library.own_engine import GivenUpdates
     from backend.trainer.run_inputs import read_inputs
 
     given = GivenUpdates(optimizer, schedule, settings)
     given.require_those_of(settings)
-    inputs = read_inputs(settings, scorer=begin_own_scorer(settings, own.calls, own_tools))
-    return _train(settings, folder, inputs, calls, "backend.resume", changes, given.engine(), rollout_func)
+    inputs = read_inputs(settings, scorer=own.scorer(settings))
+    return _train(settings, folder, inputs, calls, "backend.resume", changes, given.engine(rollout_func, settings))
 
 
 def _given(functions: RewardFunctions | None, trl_name: RewardFunctions | None) -> RewardFunctions | None:
@@ -290,7 +274,6 @@ def _given(functions: RewardFunctions | None, trl_name: RewardFunctions | None) 
 
 @contextlib.contextmanager
 def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None) -> Iterator[RunFolder]:
-    """The run's folder while it is filled; if that fails, everything new is removed."""
     named = raw.get("run_name")
     model, kind, mode = (str(raw.get(key) or "") for key in ("model", "train_type", "train_mode"))
     name = str(named or default_run_name(model or "run", kind or "lora", mode or "grpo"))
@@ -322,27 +305,15 @@ def _train(
     command: str,
     changes: Mapping[str, Any] | None,
     engine: Engine,
-    rollout_func: RolloutFunction | None,
 ) -> TrainedRun:
     from backend.trainer import run_process
-    from backend.trainer.library.own_rollout import OwnSampler
     from backend.trainer.run_context import load_context
-
-    if rollout_func is not None:
-        engine.sampler = functools.partial(OwnSampler, rollout_func, settings)
 
     is_main = threading.current_thread() is threading.main_thread()
     with handlers_restored() if is_main else contextlib.nullcontext():
-        ending = run_process.train(
-            settings,
-            folder,
-            command=command,
-            echo=calls.take,
-            inputs=inputs,
-            changes=changes,
-            look=calls.look,
-            load=functools.partial(load_context, engine=engine),
-        )
+        told = {"command": command, "echo": calls.take, "look": calls.look}
+        load = functools.partial(load_context, engine=engine)
+        ending = run_process.train(settings, folder, **told, inputs=inputs, changes=changes, load=load)
     run = TrainedRun(folder.path, cast("Any", ending.kind), ending.step, ending.sentence)
     calls.end(run)
     if ending.exit_code == 1:

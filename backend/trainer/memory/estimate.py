@@ -242,7 +242,6 @@ def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gp
 
 
 def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
-    """The quickest first: smaller micro-batches, gradient checkpointing, smaller chunks of logits."""
     config, most = memory.config, MICRO_BATCH_TOKENS[memory.gpu]
     # The user's own chunk size replaces both of ours.
     configured = config.seq_step_size if config.efficient_long_context else None

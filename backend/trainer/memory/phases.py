@@ -46,8 +46,7 @@ OPTIMIZER_COPIES = {
     **dict.fromkeys(("adamw", "adam", "adamax", "adadelta", "own"), 2),
     **dict.fromkeys(("muon", "sgd", "lion", "rmsprop", "adagrad"), 1),
 }
-"""State arrays of a weight's size per optimizer; a program's own counts as AdamW. Adafactor is not listed: it keeps
-row and column statistics (arXiv:1804.04235)."""
+"""State arrays of a weight's size; a program's own is taken for AdamW. Adafactor: row and column sums (1804.04235)."""
 
 EIGHT_BIT_BYTES = 1 + 4 / 256  # a number of an 8-bit optimizer state, with its part of a block's float32
 
@@ -79,10 +78,9 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The sizes into which a step is split, which change results by rounding only. `rows`: completions decoded
-    together. `prefill_chunk`: tokens per prompt in one pass. `merge`: decode with adapters merged into a copy of the
-    weights. `micro_batch_tokens` include padding. `chunk`: completion tokens whose logits exist at the same time.
-    `recompute`: gradient checkpointing."""
+    """The sizes of a step's parts. `rows`: completions decoded together. `prefill_chunk`: tokens per prompt in one
+    pass. `merge`: decode with adapters merged into the weights. `micro_batch_tokens`: with padding. `chunk`: tokens
+    whose logits exist at a time. `recompute`: gradient checkpointing."""
 
     rows: int
     prefill_chunk: int
@@ -274,8 +272,7 @@ class MemoryModel:
         return sum(linear.inputs * self.uses_per_token(linear) for linear in layer if linear.name.endswith("down_proj"))
 
     def rollout(self, plan: MemoryPlan) -> Phase:
-        """The peak of sampling: prefill, copying the prompts' cache into rows, or the last tokens of the longest rows.
-        Supervised fine-tuning without rewards samples nothing."""
+        """The peak of prefill, of copying the prompts' cache into rows, or of the longest rows' last tokens."""
         if self.row and not self.config.reward_functions:
             return self._phase({}, 0)
         shape, rows = self.shape, min(plan.rows, self.rows)
@@ -513,8 +510,7 @@ def row_costs_of(config: Config, shape: ModelShape, *, gpu: bool) -> RowCosts:
 
 
 CHAT_PROCESS_BYTES = 250_000_000
-"""Memory of the chat's process beside its arrays: 125 MB on Linux with the demo, and as much again for a large
-tokenizer."""
+"""Of the chat's process beside its arrays: 125 MB on Linux with the demo, as much again for a large tokenizer."""
 
 CONTEXT = 4096  # tokens of a conversation, on each side
 

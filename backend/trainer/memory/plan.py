@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,12 +26,10 @@ WHOLE_STEP = StepSize()
 
 def plan_limits(plan: MemoryPlan | None, most: StepSize = WHOLE_STEP) -> tuple[dict[str, Any], dict[str, Any]]:
     """The plan as keywords of `Learner` and of `Sampler`, at most `most`."""
-    learner, sampler = ("micro_batch_tokens", "chunk", "recompute"), ("rows", "prefill_chunk", "merge")
-    limits = tuple({name: getattr(plan, name) for name in names} if plan else {} for names in (learner, sampler))
-    for of_one, limited in zip(limits, ("micro_batch_tokens", "rows"), strict=True):
-        if (size := getattr(most, limited)) is not None:
-            of_one[limited] = min(of_one.get(limited, size), size)
-    return limits[0], limits[1]
+    limits: dict[str, Any] = asdict(plan) if plan else {}
+    limits |= {name: min(limits.get(name, size), size) for name, size in asdict(most).items() if size is not None}
+    of_sampler = {name: limits.pop(name) for name in ("rows", "prefill_chunk", "merge") if name in limits}
+    return limits, of_sampler
 
 
 def dtype_here(configs: Sequence[Config], machine: int | None = None) -> tuple[str, str]:
@@ -52,10 +51,9 @@ def plan_memory(
     stages: Sequence[Config] = (),
     images: int = 0,
 ) -> MemoryPlan | None:
-    """The plan for prompts of these lengths in tokens, and MLX's memory limit set to it while `policy` lives. None
-    where the model's sizes are not known. `stages`: the settings of each, for whose largest the plan is made. `images`:
-    most tokens of images in a prompt. `note` takes a sentence where the memory limit constrains the run. Raises
-    UserError where even the smallest plan does not fit."""
+    """The plan for prompts of these lengths in tokens, and MLX's memory limit set to it while `policy` lives; None
+    where the model's sizes are not known. `stages`: the settings of each. `images`: most tokens of images in a prompt.
+    `note` takes a sentence where memory constrains the run. Raises UserError where no plan fits."""
     # What the model was loaded in: by now another choice might be made.
     is_packed = any("scales" in module for module in policy.model.modules())
     is_wide = policy.split_model.dtype == mx.float32 and not is_packed
@@ -92,7 +90,6 @@ def image_tokens(tokenizer: Any, problems: Iterable[Problem], longest: int) -> i
 def _estimate(
     config: Config, prompt: int | None, stages: Sequence[Config], in_use: int = 0, dtype: str = "", images: int = 0
 ) -> Estimate | None:
-    """None where the model's sizes are not known."""
     folder = local_folder(config.model)
     shape = shape_of(Path(folder)) if folder is not None else None
     if shape is None:

@@ -19,17 +19,7 @@ from typing import Any
 from backend.config.config import load
 from backend.export.privacy import public_settings
 from backend.runs.run_folder import RunFolder
-from backend.trainer.trackers.packages import (
-    AboutRun,
-    CsvTables,
-    RecordReader,
-    Sent,
-    StepRecord,
-    TensorBoardFiles,
-    Tracker,
-    TrackioRun,
-    WandbRun,
-)
+from backend.trainer.trackers.packages import MAKERS, AboutRun, RecordReader, Sent, StepRecord, Tracker
 from backend.trainer.trackers.targets import DEFAULT_PROJECT, TRACKERS, chosen, missing_fault
 from backend.utils import file_lock
 from backend.utils.child_process import module_command, start_beside
@@ -38,12 +28,6 @@ from backend.utils.errors import UserError
 from backend.utils.files import last_line, make_private_folder, require_plain_files
 from backend.utils.text import quote
 
-MAKERS: dict[str, Callable[[], Tracker]] = {
-    "csv": CsvTables,
-    "tensorboard": TensorBoardFiles,
-    "trackio": TrackioRun,
-    "wandb": WandbRun,
-}
 LOOK_S = 1.0  # seconds between two looks of the run at its trackers' processes
 POLL_S = 1.0  # seconds between two reads of the event log
 HANG_S = 120.0  # seconds without progress after its run is over from which a tracker's process ends itself

@@ -99,7 +99,6 @@ class Sent:
     evaluations: dict[str, int] = field(default_factory=dict[str, int])
 
     def news_in(self, record: StepRecord) -> StepRecord | None:
-        """The part of a record that was not sent; None where all was."""
         is_new = bool(record.training) and record.step > self.step
         evaluations = {s: m for s, m in record.evaluations.items() if record.step > self.evaluations.get(s, -1)}
         old = {} if is_new else {"training": {}, "groups": ()}
@@ -114,8 +113,7 @@ class Sent:
 
 class RecordReader:
     """Reads the records of a run, each once it is complete. `settings`: those with which the run began. `restarted` is
-    called where the event log was cut back: earlier records come again. `ending`: the kind of the event log's last line
-    where that is an ending."""
+    called where the event log was cut back: earlier records come again. `ending`: of the event log, once it has one."""
 
     def __init__(
         self, run: RunFolder, settings: Mapping[str, Any], restarted: Callable[[], None] = lambda: None
@@ -163,7 +161,6 @@ class RecordReader:
             yield from self.rest()
 
     def rest(self) -> Iterator[StepRecord]:
-        """The last record, of a run that has ended."""
         record, self._record = self._record, None
         if record is not None:
             yield replace(record, groups=self._groups_of(record.step)) if record.training else record
@@ -248,8 +245,6 @@ class CsvTables(Tracker):
 
 
 def write_tables(about: AboutRun) -> None:
-    """Write both tables from the run's files as they are now. Raises DiskError."""
-
     def all_records() -> Iterator[StepRecord]:
         reader = RecordReader(about.folder, about.settings)
         yield from reader.read()
@@ -322,8 +317,6 @@ MARK = "grpo_studio_run"  # a key of the run's config in trackio: a hash of the 
 
 
 class TrackioRun(Tracker):
-    """trackio writes from a thread of its own."""
-
     _trackio: Any = None
 
     def open(self, about: AboutRun) -> Sent:
@@ -376,7 +369,6 @@ class WandbProgress(BaseModel):
 
 
 def files_of(id: str) -> Path:
-    """The folder of wandb's files of one run."""
     return preferences_folder() / "wandb" / id
 
 
@@ -442,3 +434,11 @@ class WandbRun(Tracker):
 
     def close(self, ending: str) -> None:
         self._run.finish(exit_code=0 if ending in ("finished", "stopped") else 1)
+
+
+MAKERS: dict[str, Callable[[], Tracker]] = {
+    "csv": CsvTables,
+    "tensorboard": TensorBoardFiles,
+    "trackio": TrackioRun,
+    "wandb": WandbRun,
+}

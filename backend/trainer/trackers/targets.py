@@ -44,7 +44,6 @@ TRACKERS: dict[str, TrackerKind] = {
 
 
 def chosen(report_to: Sequence[str]) -> tuple[str, ...]:
-    """Names of the trackers that a value of `report_to` chooses, each once."""
     if ALL in report_to:
         return tuple(name for name, kind in TRACKERS.items() if kind.is_installed)
     return tuple(dict.fromkeys(name for name in report_to if name in TRACKERS))
@@ -68,7 +67,6 @@ def project_fault(project: str) -> str:
 
 
 def missing_fault(name: str) -> ConfigProblem | None:
-    """Why this tracker cannot run here; None where it can."""
     if TRACKERS[name].is_installed:
         return None
     what = f"needs a package that is not installed: pip install 'grpo-studio[{name}]'."

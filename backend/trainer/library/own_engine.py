@@ -1,13 +1,13 @@
-"""An optimizer and a schedule that are objects of the program (docs/library.md). The settings of such a run describe
-the object in text, and a resume compares the text. A checkpoint keeps an optimizer's `state` alone, so each optimizer
-is tried out on a few small arrays first."""
+"""Optimizer, schedule and rollout function of a program (docs/library.md). Settings describe the first two in text,
+which a resume compares. A checkpoint keeps an optimizer's `state` alone, so each is tried on a few small arrays."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import mlx.core as mx
@@ -16,10 +16,15 @@ from mlx.utils import tree_flatten
 
 from backend.config.config import Config
 from backend.config.settings.training import OWN
-from backend.rewards.calls import class_name, describe_error
+from backend.models.policy import Policy
+from backend.rewards.errors import class_name, describe_error
+from backend.sampling.conversations import common_prefix
+from backend.sampling.rollout import Poll, Sampler
+from backend.sampling.sampler import Sampling
 from backend.trainer.library.own_functions import name_of
 from backend.trainer.run_context import Engine
 from backend.training.optimizers import OwnUpdates, rate_of, restore, state_arrays
+from backend.types import Completion, Group, Problem
 from backend.utils.errors import ConfigProblem, UserError, user_traceback
 from backend.utils.text import quote
 
@@ -62,7 +67,6 @@ class ProgramOptimizer(Optimizer):
 
 
 def _maker(given: GivenOptimizer) -> Callable[[float], Optimizer]:
-    """Learning rate → a new optimizer. Raises UserError for an object that is in use already."""
     if isinstance(given, Optimizer):
         for each in _leaves(given):
             if each.state.keys() - {"step", "learning_rate"} or int(each.state.get("step", 0)):
@@ -88,7 +92,6 @@ def _maker(given: GivenOptimizer) -> Callable[[float], Optimizer]:
 
 
 def _parts(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimizers inside a MultiOptimizer; [] for most."""
     parts: Any = getattr(optimizer, "optimizers", None)
     return parts if isinstance(parts, list) and all(isinstance(part, Optimizer) for part in parts) else []
 
@@ -139,6 +142,106 @@ def _try_out(make: Callable[[float], Optimizer]) -> None:
         raise UserError("optimizer", f"{what}, which are all that a checkpoint keeps.")
 
 
+REQUIRED = ("prompt_ids", "completion_ids", "logprobs")
+
+RolloutFunction = Callable[[list[Any], "RolloutTrainer"], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTrainer:
+    """What a rollout function gets beside the prompts, by TRL's names. `generate`: ids of prompts → ids and
+    log-probabilities (nats, after the temperature) of one completion of each, by the run's own sampler."""
+
+    model: Any
+    processing_class: Any
+    args: Config
+    generate: Callable[[Sequence[list[int]]], list[tuple[list[int], list[float]]]]
+
+
+class OwnSampler(Sampler):
+    """Samples by `function`, which returns a mapping: REQUIRED, a list for each prompt; `env_mask`, 0 where a token is
+    not the model's; other columns go to reward functions. Raises UserError."""
+
+    def __init__(self, function: RolloutFunction, config: Config, policy: Policy, *args: Any, **limits: Any) -> None:
+        super().__init__(policy, *args, **limits)
+        self._function, self._config = function, config
+
+    def sample(
+        self,
+        problems: Sequence[Problem],
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        first_number: int,
+        poll: Poll = lambda token_count: None,
+        finished: Callable[[Group], None] | None = None,
+    ) -> list[Group]:
+        if any(problem.images for problem in problems):
+            raise UserError("rollout_func", "A rollout function reads prompts as text, and these have pictures.")
+        number = first_number << 32  # its own random numbers for each prompt that it generates from
+        ours = list[BaseException]()  # a stop, or another error that is not the function's
+
+        def generate(prompts: Sequence[list[int]]) -> list[tuple[list[int], list[float]]]:
+            nonlocal number
+            asked = [Problem(i, "", [], list(ids), "") for i, ids in enumerate(prompts)]
+            try:
+                groups = super(OwnSampler, self).sample(asked, 1, sampling, seed, number, poll)
+            except BaseException as error:
+                ours.append(error)
+                raise
+            number += len(asked)
+            return [(group.completions[0].tokens, group.completions[0].logps) for group in groups]
+
+        column = self._config.prompt_feature
+        prompts = [problem.row.get(column, problem.messages) for problem in problems for _ in range(group_size)]
+        trainer = RolloutTrainer(self.policy.model, self.policy.tokenizer, self._config, generate)
+        self.policy.model.eval()
+        try:
+            returned = self._function(prompts, trainer)
+        except Exception as error:
+            if ours:
+                raise ours[0] from None
+            what = f"rollout_func raised {describe_error(error, None, 110)}."
+            raise UserError("rollout_func", what, user_traceback(error)) from error
+        rows = self._checked(returned, len(prompts))
+        poll(sum(len(row["completion_ids"]) for row in rows))
+        self.completions += len(rows)
+        return [self._group(problem, rows[p * group_size : (p + 1) * group_size]) for p, problem in enumerate(problems)]
+
+    def _checked(self, returned: Any, count: int) -> list[dict[str, Any]]:
+        missing = [key for key in REQUIRED if not isinstance(returned, Mapping) or key not in returned]
+        if missing:
+            keys = ", ".join(REQUIRED)
+            what = f"rollout_func must return keys {keys}; it returned {class_name(returned)} without {missing[0]}."
+            raise UserError("rollout_func", what)
+        for key, values in returned.items():
+            if not hasattr(values, "__len__") or len(values) != count:
+                what = f"rollout_func must return a list of {count:,} {quote(key, 30)}, one for each prompt."
+                raise UserError("rollout_func", what)
+        rows = [dict(zip(returned, row, strict=True)) for row in zip(*returned.values(), strict=True)]
+        for row in rows:
+            size = len(row["completion_ids"])
+            for key in ("logprobs", "env_mask"):
+                if key in row and len(row[key]) != size:
+                    what = f"rollout_func returned {len(row[key]):,} {key} for a completion of {size:,} tokens."
+                    raise UserError("rollout_func", what)
+        return rows
+
+    def _group(self, problem: Problem, rows: Sequence[dict[str, Any]]) -> Group:
+        shared = common_prefix([list(row["prompt_ids"]) for row in rows])
+        completions: list[Completion] = []
+        for row in rows:
+            opening, ids = list(row["prompt_ids"])[len(shared) :], [int(token) for token in row["completion_ids"]]
+            mask = [0] * len(opening) + [int(own) for own in row.get("env_mask", [1] * len(ids))]
+            ended = bool(ids) and ids[-1] in self.policy.eos_ids
+            text = self.policy.tokenizer.decode(ids[: len(ids) - ended], skip_special_tokens=False)
+            logps = [0.0] * len(opening) + [float(logp) for logp in row["logprobs"]]
+            columns = {key: value for key, value in row.items() if key not in (*REQUIRED, "env_mask")}
+            completion = Completion(opening + ids, logps, text, "eos" if ended else "length", columns=columns)
+            completions.append(replace(completion, mask=[] if all(mask) else mask))
+        return Group(replace(problem, tokens=shared), completions)
+
+
 class GivenUpdates:
     """The `optimizer` and `schedule` of a program, checked and tried out. Raises UserError."""
 
@@ -163,7 +266,6 @@ class GivenUpdates:
             _try_out(self._make)
 
     def rate(self, update: int) -> float:
-        """The schedule's learning rate. Raises UserError."""
         name = self._schedule_name
         try:
             given: Any = self._schedule(update)
@@ -219,11 +321,13 @@ class GivenUpdates:
         if problems:
             raise UserError(problems)
 
-    def engine(self) -> Engine:
+    def engine(self, rollout: RolloutFunction | None, config: Config) -> Engine:
+        """`rollout` samples in place of ours, if given."""
         make, sample = self._make, self._sample
         program = None if make is None else lambda rate: ProgramOptimizer(make(rate))
         # Code that is not mlx's may look at its numbers, or count in Python: it is not compiled.
         own = [sample, *_leaves(sample)] if sample is not None else []
         compiles = all(type(each).__module__.startswith("mlx.") for each in own)
         schedule = None if self._schedule is None else self.rate
-        return Engine(OwnUpdates(program, schedule, self._keeps_rate, compiles))
+        sampler = Sampler if rollout is None else functools.partial(OwnSampler, rollout, config)
+        return Engine(OwnUpdates(program, schedule, self._keeps_rate, compiles), sampler)
