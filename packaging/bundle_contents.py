@@ -34,7 +34,7 @@ NEVER = (
     # Trackers other than csv: whoever wants one trains from the package, and a run says so
     # (backend/trainer/trackers/targets.py).
     *("tensorboardX", "tensorboard", "trackio", "wandb"),
-    *("mcp", "mcp_types", "websockets"),  # likewise (backend/tools/mcp_servers.py, openenv.py)
+    *("mcp", "mcp_types", "websockets"),  # likewise (backend/tools/load.py)
     # The part of a model that reads images, likewise (backend/vision/tower.py), and what it and mcp bring along.
     *(
         "mlx_vlm",

@@ -276,7 +276,7 @@ class ChatWithModel(QObject):
             return
         settings, answer = self.choice.settings, self.turns[index].answers[side]
         has_answer = bool(answer.group.get("answer"))
-        names, weights, _ = scorable(settings["reward_functions"], settings["reward_weights"], has_answer=has_answer)
+        names, weights = scorable(settings["reward_functions"], settings["reward_weights"], has_answer=has_answer)
         if not names:
             return
         scored_by = {"reward_functions": names, "reward_weights": weights}

@@ -262,7 +262,7 @@ def score(config: Config, replies: Sequence[Reply], *, show: bool) -> list[dict[
     from backend.rewards.bench import line_of
 
     has_answer = bool(replies[0].problem.answer)
-    names, weights, _ = scorable(config.reward_functions, config.reward_weights, has_answer=has_answer)
+    names, weights = scorable(config.reward_functions, config.reward_weights, has_answer=has_answer)
     found: list[dict[str, Any]] = [{"rewards": {}, "reward": None} for _ in replies]
     if names:
         settings = config.model_copy(update={"reward_functions": names, "reward_weights": weights})

@@ -15,8 +15,18 @@ from backend.cli.common import USER_ERROR, AsJson, tell, tell_error, tell_json, 
 from backend.cli.completions import Changes
 from backend.config.config import SETTINGS, Config, keys_used_by, parse, problems, read
 from backend.config.other_programs.translation import read_file
-from backend.rewards.bench import RewardBench, line_of, merge_consecutive, read_groups, reward_file_of, score_lines
-from backend.rewards.cases import cases_file, cases_in, read_cases, rerun
+from backend.rewards.bench import (
+    RewardBench,
+    cases_file,
+    cases_in,
+    line_of,
+    merge_consecutive,
+    read_cases,
+    read_groups,
+    rerun,
+    reward_file_of,
+    score_lines,
+)
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
 from backend.runs.saved_weights import with_adapter
 from backend.utils.disk import save_as

@@ -15,10 +15,9 @@ from typing import Any, Literal
 
 from backend.judges.judge import Judge
 from backend.judges.model_reward import Block, ModelReward, correlation, model_entries, open_model_rewards, sums
-from backend.rewards.bench import group_of
+from backend.rewards.bench import Case, group_of, read_cases
 from backend.rewards.calls import Poll, wait_on
-from backend.rewards.cases import Case, read_cases
-from backend.rewards.inputs import TrainerState
+from backend.rewards.scoring import TrainerState
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 
@@ -49,8 +48,7 @@ Scores = Mapping[tuple[int, int], float]  # group and completion → score
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Score the completions of a group. `order`: in which a judge in group mode reads them; `padded`: those whose text
-    has filler; `again`: it has been asked before."""
+    """A group to score. `order`: for a judge in group mode; `padded`: texts with filler; `again`: asked before."""
 
     group: int
     texts: Sequence[str]
@@ -72,10 +70,10 @@ class Effect:
 
 @dataclass(slots=True)
 class Agreement:
-    """Figures are None or empty where they could not be measured. `accuracy`, `spearman`: with the user's scores; of
-    `pairs` that the user ranks differently a tie counts half. `itself`: the accuracy between two askings. `spread`:
-    standard deviation of scores within a group. `places`: mean score by place in the list. `place`: what the place
-    `which` adds. `length`: what filler adds."""
+    """Figures are None or empty where they could not be measured. `accuracy`: of the `pairs` that the user ranks
+    differently, where a tie counts half. `itself`: between two askings. `spread`: standard deviation of scores within a
+    group. `places`: mean score by place in the list. `place`: what the place `which` adds. `length`: what filler
+    adds."""
 
     name: str
     kind: Kind
@@ -95,8 +93,8 @@ class Agreement:
 
 
 def questions_for(groups: Sequence[Labels], kind: Kind, seed: int = 0) -> list[Question]:
-    """Each group as it is, in other orders or again, and padded: in group mode one half of it and then the other, since
-    such a judge compares. Groups beyond the limits are scored once if they have labels."""
+    """Each group as it is, in other orders or again, and padded: in group mode one half of it and then the other.
+    Groups beyond the limits are scored once if they have labels."""
     chance, listed, asked = random.Random(seed), list[Question](), 0
     for number, group in enumerate(groups):
         texts, indices = [*group], range(len(group))
@@ -314,8 +312,8 @@ def _label(expected: Labels, name: str) -> float | None:
 def examinations(
     entries: Sequence[str], reward_file: Path | None, groups: Sequence[Group], cases: Sequence[Case] = ()
 ) -> list[Examination]:
-    """Of every judge and reward model among entries of `reward_functions`, by these completions, these cases and those
-    beside the rubrics and the reward file. Raises UserError."""
+    """Of every judge and reward model among `entries`, by these completions and cases, and the cases beside rubrics and
+    the reward file. Raises UserError."""
     chosen = model_entries(entries, reward_file)
     if not chosen:
         raise UserError("reward_functions", "None of the reward functions is a judge or a reward model.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -18,6 +18,7 @@ from backend.engine.chunk_sizes import JUDGED_TOKENS, PREFILL_TOKENS
 from backend.engine.device import on_cpu
 from backend.models.loading import check_runs, open_model, read_weights
 from backend.models.policy import Policy, cast, frozen
+from backend.rewards.calls import Poll
 from backend.sampling.conversations import common_prefix
 from backend.sampling.grammar import Grammar
 from backend.sampling.rollout import Prompts, Sampler
@@ -30,8 +31,6 @@ from backend.utils.hub_cache import local_folder
 SETTING = "reward_functions"
 
 SHARED = 32  # tokens that prompts have in common from which on they are read once
-
-Poll = Callable[[], None]
 
 _loaded: WeakValueDictionary[str, LocalModel] = WeakValueDictionary()
 
@@ -51,15 +50,20 @@ class LocalModel:
         cast(model, "float32" if on_cpu() else "auto")  # a CPU is slow in 16 bits
         read_weights(model, name, SETTING)
         check_runs(model, name, SETTING)
-        self.identity = _identity(local_folder(model_source(name, SETTING)) or Path(name))
+        digest = blake2b(digest_size=8)  # of the ends of the files of weights: their last arrays
+        for path in sorted((local_folder(model_source(name, SETTING)) or Path(name)).glob("*.safetensors")):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - (1 << 16)))
+                digest.update(file.read())
+        self.identity = digest.hexdigest()
         self._sampler = SharingSampler(Policy(frozen(model), self.tokenizer, config, None), 1)
         # A model that always thinks writes its JSON after that: it cannot be held to JSON from the first token on.
         template = str(getattr(self.tokenizer, "chat_template", None))
         self._always_thinks = self.tokenizer.has_thinking and "enable_thinking" not in template
 
     def replies(self, prompts: Sequence[Messages], limits: Sequence[int], poll: Poll, schema: str = "") -> list[str]:
-        """The reply to each prompt without the model's thoughts, of at most about `limits` tokens, and held to the JSON
-        `schema`. `poll` is called often, and may raise. Raises UserError where the chat template fails."""
+        """Replies without thoughts, of about `limits` tokens, held to the JSON `schema`. `poll` may raise. Raises
+        UserError where the chat template fails."""
         if not prompts:
             return []
         tokens = [self._tokens(messages) for messages in prompts]
@@ -81,16 +85,6 @@ class LocalModel:
         except UserError as error:
             raise UserError(SETTING, str(error)) from error
         return ids
-
-
-def _identity(folder: Path) -> str:
-    """A hash of the ends of the files of weights: their last arrays."""
-    digest = blake2b(digest_size=8)
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - (1 << 16)))
-            digest.update(file.read())
-    return digest.hexdigest()
 
 
 class SharingSampler(Sampler):

@@ -13,11 +13,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
-from backend.rewards.calls import Poll
+from backend.rewards.calls import Failure, Poll, RewardError
 from backend.rewards.catalogue import JUDGE, builtin_rewards, find_call, read_call, reward_faults, rewards_in_file
-from backend.rewards.errors import Failure, RewardError
-from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
+from backend.rewards.scoring import TrainerState
 from backend.types import Group
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
@@ -30,8 +29,8 @@ Block = tuple[Sequence[float], Sequence[float]]  # x and y of the same observati
 
 @dataclass(frozen=True, slots=True)
 class ModelScores:
-    """`scores`: one of each completion in group order, None for no opinion. `columns`: logged beside completions, as
-    `name/explanation`. `metrics`: of the step. `notes`: messages for the user."""
+    """`scores`: of each completion, None for no opinion. `columns`: logged beside completions. `metrics`: of the step.
+    `notes`: messages for the user."""
 
     scores: list[float | None]
     columns: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
@@ -56,13 +55,12 @@ class ModelReward(Protocol):
     """It shares the device with sampling."""
 
     def load(self, folder: Path | None) -> None:
-        """Load weights or look for the server, before the first score and again after `close`; does nothing where that
-        is done. `folder`: of the run, None outside of one. Raises UserError."""
+        """Load weights or look for the server; does nothing where that is done. `folder`: of the run. Raises
+        UserError."""
         ...
 
     def start(self, group: Group) -> None:
-        """A group's last completion has ended while others are decoded: may begin in the background. Groups that were
-        not started are scored all the same."""
+        """A group's last completion has ended while others are decoded: scoring it may begin in the background."""
         ...
 
     def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> ModelScores:
@@ -86,8 +84,7 @@ def model_entries(entries: Iterable[str], file: Path | None) -> frozenset[str]:
 
 
 class LoadedModel(NamedTuple):
-    """A model whose weights a run has in memory. `source`: folder or id; `quantization` as in the settings; `judges`:
-    the mode of a judge, "" for a reward model."""
+    """A model in memory. `quantization` as in the settings; `judges`: the mode of a judge, "" for a reward model."""
 
     source: str
     quantization: str = "none"
@@ -126,9 +123,8 @@ def open_model_rewards(entries: Sequence[str], base: Path) -> dict[str, ModelRew
 
 
 def score_metrics(name: str, groups: Sequence[Group], scores: Sequence[float | None]) -> dict[str, float]:
-    """Of each step, for the health rules. `saturated`: the larger of the shares of scores that are 0 and that are
-    1, where all lie between, as a judge's do. `length_correlation`: of scores and tokens within groups, where both
-    vary."""
+    """For the health rules. `saturated`: the larger of the shares of 0 and of 1, where all scores lie between.
+    `length_correlation`: of scores and tokens within groups, where both vary."""
     rest, blocks = iter(scores), list[Block]()
     for group in groups:
         scored = [(len(each.tokens), score) for each, score in zip(group.completions, rest, strict=False)]

@@ -30,12 +30,10 @@ from backend.models.loading import fetch, open_weights, read_weights
 from backend.models.model_folder import check_config, header_of
 from backend.models.policy import QUANTIZATION, frozen, is_quantised, quantize
 from backend.models.tokenizers import load_tokenizer, reason_of
-from backend.rewards.calls import Poll
+from backend.rewards.calls import Failure, Poll, RewardError
 from backend.rewards.catalogue import RewardCall
-from backend.rewards.errors import Failure, RewardError
-from backend.rewards.inputs import TrainerState, inputs_for
 from backend.rewards.registry import FunctionDescription
-from backend.rewards.scoring import samples_of
+from backend.rewards.scoring import TrainerState, inputs_for, samples_of
 from backend.types import Group, content_text
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_folder, user_path
@@ -277,8 +275,8 @@ class _Parts(nn.Module):
 
 
 class ModernBert(nn.Module):
-    """ModernBERT with a classification head (arXiv:2412.13663), whose attention looks both ways: mlx-lm has none. Its
-    modules have the names of transformers, whose weights load as they are.
+    """ModernBERT with a classification head (arXiv:2412.13663), which mlx-lm lacks, with transformers' names of
+    modules.
 
     Tokens [B, T], padded on the right, and their lengths [B] → scores [B]."""
 

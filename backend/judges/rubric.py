@@ -90,8 +90,7 @@ def rubric_path(rubric: str, base: Path | None = None) -> Path | None:
 
 
 def read_rubric(rubric: str, base: Path | None = None) -> Rubric:
-    """A judge's `rubric`: a text, a file relative to `base` (default: working directory), or a bundled one's name.
-    Raises UserError."""
+    """A judge's `rubric`: a text, a file relative to `base`, or a bundled one's name. Raises UserError."""
     path = rubric_path(rubric, base)
     try:
         if path is None:

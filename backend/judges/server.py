@@ -15,13 +15,13 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from backend.judges.prompts import Messages
 from backend.tools.mcp_settings import is_here
 from backend.utils import keychain
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 SETTING = "reward_functions"
+Messages = list[dict[str, str]]
 KNOWN_SERVERS = (("LM Studio", 1234), ("Ollama", 11434), ("mlx_lm.server", 8080))
 LOOK_S, ASK_S = 0.7, 5.0  # seconds for a server that may be there, and for one that was named
 KEY_VARIABLE = "OPENAI_API_KEY"

@@ -37,8 +37,7 @@ RISKY_MODULES = (
 
 
 class TrustRecord:
-    """Code and hosts files (`backend.distributed`) allowed on this machine. Stored in `file`, by default in the
-    preferences folder."""
+    """Code and hosts files allowed on this machine, in `file`, by default in the preferences folder."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file or places.preferences_folder() / FILE
@@ -102,8 +101,7 @@ def read_code(path: Path) -> CodeFile:
 
 
 def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Path]:
-    """Existing files that a run with these raw settings executes, without duplicates. `reward_functions_file`,
-    `tools_file` and paths before `::`, stages included, relative to `base` (default: working directory)."""
+    """Existing files that a run with these raw settings executes, stages included; paths relative to `base`."""
     settings = translate(settings)[0]  # as the run itself will read them
     named = settings.get("reward_functions_file")
     environment = settings.get("environment")
@@ -173,14 +171,12 @@ class AllowedCode:
         """Code of these settings that is not allowed with its rights; paths relative to `base`."""
         allowed, wanted, missing = self._read(), Rights.of(settings), list[CodeToAllow]()
         for path in code_files(settings, base):
-            try:
+            with suppress(UserError):  # one that cannot be read cannot be run either; a run says so
                 code = read_code(path)
-            except UserError:  # it cannot be read, so it cannot be run either; a run says so
-                continue
-            fingerprint, rights = allowed.get(str(path), ("", Rights()))
-            if fingerprint != code.fingerprint or not rights.cover(wanted):
+                fingerprint, rights = allowed.get(str(path), ("", Rights()))
                 is_edit = fingerprint not in ("", code.fingerprint) and rights.cover(wanted)
-                missing.append(CodeToAllow(code, is_edit, wanted))
+                if fingerprint != code.fingerprint or not rights.cover(wanted):
+                    missing.append(CodeToAllow(code, is_edit, wanted))
         return missing
 
     def fingerprints(self, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -212,8 +208,7 @@ class AllowedCode:
 
 
 class AllowedServers:
-    """MCP and OpenEnv servers, and hosts of judges, in a record, by default this machine's: SHA-256 of what decides
-    what starts → that."""
+    """MCP and OpenEnv servers, and hosts of judges, by the SHA-256 of what decides what starts."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._record = TrustRecord(file)
@@ -235,8 +230,8 @@ def allow_named(settings: Mapping[str, Any], base: Path | None = None) -> None:
 
 
 def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, allow: bool = False) -> None:
-    """Raise UserError for code or an MCP server of a run folder that was never allowed here; `allow` allows it. Edited
-    versions of allowed files pass on the command line; the window asks again. An edited server does not pass."""
+    """Raise UserError for code or a server of a run folder that was never allowed here; `allow` allows it. Edited files
+    pass on the command line, edited servers do not; the window asks again."""
     if allow:
         allow_named(settings, base)
         return
@@ -250,12 +245,12 @@ def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, al
             advice = "Read it first; --allow-code runs it from now on."
             problems.append(ConfigProblem("reward_functions_file", f"{sentence} {advice}"))
     for name, server in AllowedServers().missing(settings).items():
-        if name.startswith(JUDGES_SERVER):
-            sentence = f"The {quote(name, 90)} would get the prompts and completions of this run"
-            problems.append(ConfigProblem("reward_functions", f"{sentence}; --allow-code allows it from now on."))
-            continue
-        sentence = f"The {quote(name, 55)} was never allowed on this machine: {quote(server.starts, 90)}."
         setting = "mcp_servers" if name.startswith("MCP") else "environment"
-        problems.append(ConfigProblem(setting, f"{sentence} --allow-code starts it from now on."))
+        sentence = f"The {quote(name, 55)} was never allowed on this machine: {quote(server.starts, 90)}."
+        sentence += " --allow-code starts it from now on."
+        if name.startswith(JUDGES_SERVER):
+            setting, sentence = "reward_functions", f"The {quote(name, 90)} would get the prompts and completions of"
+            sentence += " this run; --allow-code allows it from now on."
+        problems.append(ConfigProblem(setting, sentence))
     if problems:
         raise UserError(problems)

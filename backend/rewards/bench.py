@@ -1,46 +1,271 @@
-"""Reward bench: score completions outside a run, one function at a time. Imports no mlx: advantages are plain Python
-and equal to a run's."""
+"""Reward bench: score completions outside a run, one function at a time, and find problems in the scores. Imports no
+mlx: advantages are plain Python and equal to a run's.
+
+Regression tests of a reward file are completions with their expected scores. `my_rewards.py` has its cases in
+`my_rewards.cases.jsonl`, one per line: {prompt, answer, type, columns, completion, tokens, expected: {function: score
+or null}, calls: {function: its entry, if more than the name}}."""
 
 from __future__ import annotations
 
+import ast
+import json
+import math
+import re
+import statistics
 import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from itertools import islice
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config, keys_used_by
+from backend.data.signal import expected_signal
 from backend.judges.model_reward import model_entries
+from backend.rewards import catalogue
 from backend.rewards.allowed_code import code_files
-from backend.rewards.calls import Poll, wait_on
-from backend.rewards.catalogue import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
-from backend.rewards.errors import RewardError
-from backend.rewards.findings import Sample, Scores, required_texts, verdicts
-from backend.rewards.inputs import TrainerState
+from backend.rewards.calls import Poll, RewardError, wait_on
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import RewardSource, samples_of, total_reward
-from backend.rewards.worker_process import RewardWorker
+from backend.rewards.scoring import RewardSource, TrainerState, samples_of, total_reward
+from backend.rewards.worker import RewardWorker
 from backend.runs.completion_rows import SampledRow, ScoringRow, images_of, token_ids
 from backend.tools.host import ToolHost
 from backend.tools.load import load_tools
+from backend.trainer.health.rules import Finding
 from backend.training.advantages import advantage_values
 from backend.types import Completion, Group, Problem, Turn, content_text, is_chat
 from backend.utils import documents
+from backend.utils.disk import save_as, writing
 from backend.utils.errors import UserError
 from backend.utils.files import read_text, user_path
 from backend.utils.text import quote
 
 Line = Mapping[str, Any]  # A group as written by `line_of`
-MOST_BYTES = 2**31  # of a file of completions
+Case = dict[str, Any]
+Expected = Mapping[str, float | None]
+TOLERANCE = 1e-6  # absolute or relative tolerance of scores
+MOST_BYTES, MOST_CASE_BYTES = 2**31, 2**28  # of a file of completions, and of cases
+SAME_REWARD = 1e-8  # difference below which rewards are equal
+DOMINANT_SHARE = 0.9  # share of the within-group spread that counts as dominant
+SLOW_S = 0.25
+FEW_SIGNALS = 0.7  # share of groups with a signal below which choosing prompts may pay
+LEVELS = ("error", "warning", "good", "note")  # levels of findings, in report order
+
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+REQUIRED_TEXTS = {
+    "r1_accuracy_reward_func": ("<answer>",),
+    "r1_int_reward_func": ("<answer>",),
+    "r1_strict_format_reward_func": _TAGS,
+    "r1_soft_format_reward_func": _TAGS,
+    "r1_count_xml": _TAGS,
+    "think_format_reward": ("<think>", "</think>"),
+}  # texts that a shipped function requires; `keyword` requires its argument
+_MARKS = re.compile(r"</?[A-Za-z_]\w*>|\\boxed|####")
+
+
+@dataclass(slots=True)
+class Scores:
+    """Of one function. `given`: of each completion, empty after an `error`, the place of `RewardError`. `looks_for`:
+    required texts. `logged`: columns by name."""
+
+    name: str
+    label: str = ""
+    weight: float = 1.0
+    given: Sequence[float | None] = ()
+    seconds: float = 0.0
+    error: Mapping[str, Any] | None = None
+    looks_for: Sequence[str] = ()
+    logged: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Any])
+    printed: str = ""
+
+    @property
+    def known(self) -> list[float]:
+        return [score for score in self.given if score is not None]
+
+    @property
+    def is_constant(self) -> bool:
+        return bool(self.known) and max(self.known) - min(self.known) <= SAME_REWARD
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Scored completions. `sizes`: of groups; `texts`, `stops`, `rewards`: of completions; `answers`: of groups."""
+
+    sizes: Sequence[int]
+    texts: Sequence[str]
+    rewards: Sequence[float | None]
+    functions: Sequence[Scores]
+    stops: Sequence[str] = ()
+    answers: Sequence[str] = ()
+    group_size: int = 0  # of a run, 0 if unknown
+    solved_from: float = 1.0
+
+    @property
+    def groups(self) -> list[slice]:
+        return [slice(end - size, end) for size, end in zip(self.sizes, accumulate(self.sizes), strict=True)]
+
+    def group_stds(self, values: Sequence[float | None]) -> list[float]:
+        """Standard deviation (n − 1) within each group; 0 below two values."""
+        known = ([value for value in values[group] if value is not None] for group in self.groups)
+        return [statistics.stdev(group) if len(group) > 1 else 0.0 for group in known]
+
+    @property
+    def working(self) -> list[Scores]:
+        return [scores for scores in self.functions if scores.given and scores.weight]
+
+    @property
+    def is_single(self) -> bool:
+        return all(size == 1 for size in self.sizes)
+
+
+def verdicts(sample: Sample) -> list[Finding]:
+    """All findings, errors first; a positive one if there are no problems."""
+    if not sample.texts:
+        return []
+    rules = (_no_signal, _never_fires, _others)
+    findings = [finding for rule in rules for finding in rule(sample)]
+    if not any(finding.level in LEVELS[:2] for finding in findings):
+        if sample.is_single:
+            findings.append(Finding("scored", "Every function gave scores that a run can use.", "", "good"))
+        else:
+            apart = sum(spread > SAME_REWARD for spread in sample.group_stds(sample.rewards))
+            difference = f"within {apart} of {len(sample.sizes)} prompts the completions score differently"
+            difference = "the completions score differently" if len(sample.sizes) == 1 else difference
+            findings.append(Finding("signal", f"There is something to learn from: {difference}.", "", "good"))
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
+
+
+def _no_signal(sample: Sample) -> Iterator[Finding]:
+    flat = [
+        group
+        for group, spread in zip(sample.groups, sample.group_stds(sample.rewards), strict=True)
+        if spread <= SAME_REWARD
+        and len(sample.texts[group]) > 1
+        and any(reward is not None for reward in sample.rewards[group])
+    ]
+    if not flat or 2 * len(flat) < len(sample.sizes):
+        return
+    several = sum(size > 1 for size in sample.sizes)
+    if several == len(flat) == 1:
+        sentence = f"All {len(sample.texts[flat[0]])} completions score the same: no signal."
+    elif several == len(flat):
+        sentence = f"Within each of the {several} prompts all completions score the same: no signal."
+    else:
+        sentence = f"Within {len(flat)} of {several} prompts all completions score the same, and teach nothing."
+    varying = [scores.label for scores in sample.working if max(sample.group_stds(scores.given)) > SAME_REWARD]
+    if all(len(set(sample.texts[group])) == 1 for group in flat):
+        advice = "They are the same text throughout: raise the temperature."
+    elif len(varying) > 1 and len(flat) == len(sample.sizes):
+        advice = f"{_listed(varying)} differ, but weighted they cancel out: change a weight."
+    elif sample.rewards and all(scores.is_constant and scores.known[0] > 0 for scores in sample.working):
+        advice = "Every function gives all it can: take harder prompts."
+    else:
+        advice = "Take a larger group, a higher temperature, partial credit, or easier prompts."
+    yield Finding("no_signal", sentence, advice)
+
+
+def _never_fires(sample: Sample) -> Iterator[Finding]:
+    by_reason: dict[str, list[Scores]] = {}
+    for scores in sample.functions:
+        if not scores.known or any(scores.known):
+            continue
+        missing = [mark for mark in scores.looks_for if not any(mark in text for text in sample.texts)]
+        reason = f"it gives 0 to all {len(sample.texts)} completions"
+        if missing:
+            reason = f"the model writes no {_listed(missing, 'or')}"
+        elif scores.looks_for:
+            count = sum(all(mark in text for mark in scores.looks_for) for text in sample.texts)
+            texts = _listed(scores.looks_for)
+            reason = f"{count} of {len(sample.texts)} completions have {texts}, and none is what it wants"
+        by_reason.setdefault(reason, []).append(scores)
+    for reason, alike in by_reason.items():
+        if sample.answers and not any(answer.strip() for answer in sample.answers):
+            advice = "The dataset's answers are empty: choose the Answer column on Train."
+        elif any(not any(mark in text for text in sample.texts) for mark in alike[0].looks_for):
+            advice = "Say in the system prompt what to write, or reward a first step towards it."
+        else:
+            advice = (
+                "Read some completions beside their answers: the column may be the wrong one, or the task too hard."
+            )
+        fires = "fires" if len(alike) == 1 else "fire"
+        sentence = f"{_listed([scores.label for scores in alike])} never {fires}: {reason}."
+        yield Finding(f"never_fires {' '.join(scores.name for scores in alike)}", sentence, advice)
+
+
+def _others(sample: Sample) -> Iterator[Finding]:
+    total = sum(scores.seconds for scores in sample.functions)
+    for scores in sample.functions:
+        if scores.error:
+            yield Finding(f"fails {scores.name}", scores.error["sentence"], "A run would stop here.", "error")
+        if scores.given and not scores.known:
+            sentence = f"{scores.label} has no opinion on any completion."
+            yield Finding(f"silent {scores.name}", sentence, "Look at the columns that it asks for.")
+        if scores.seconds >= SLOW_S and scores.seconds >= DOMINANT_SHARE * total and len(sample.functions) > 1:
+            sentence = f"{scores.label} takes {scores.seconds:.2g} s of {total:.2g} s: much slower than the rest."
+            yield Finding(f"slow {scores.name}", sentence, "It is called once a step with every completion.", "note")
+    if sample.is_single:
+        sentence = "There is one completion for each prompt, so nothing to compare: every advantage is 0."
+        yield Finding("single", sentence, "Give two or more completions for a prompt.", "note")
+    same = [scores for scores in sample.functions if len(scores.known) > 1 and scores.is_constant and scores.known[0]]
+    if same:
+        gives = "give every completion the same: they add"
+        if len(same) == 1:
+            gives = f"gives {same[0].known[0]:.3g} to every completion: it adds"
+        sentence = f"{_listed([scores.label for scores in same])} {gives} nothing to the advantage."
+        code = f"constant {' '.join(scores.name for scores in same)}"
+        yield Finding(code, sentence, "What it asks for may be learnt already, or too easy.", "note")
+    # Nearly all of the weighted spread within groups.
+    spreads = {scores.label: abs(scores.weight) * sum(sample.group_stds(scores.given)) for scores in sample.working}
+    moving = [label for label, spread in spreads.items() if spread > SAME_REWARD]
+    label, spread = max(spreads.items(), key=lambda pair: pair[1], default=("", 0.0))
+    if len(moving) > 1 and spread >= DOMINANT_SHARE * sum(spreads.values()):
+        others = "the other hardly counts" if len(moving) == 2 else f"the other {len(moving) - 1} hardly count"
+        share = f"{spread / sum(spreads.values()):.0%}"
+        sentence = f"{label} makes {share} of the difference between completions; {others}."
+        yield Finding("dominates", sentence, "Lower its weight, if the others are meant to be heard.", "note")
+    rewards = [[reward for reward in sample.rewards[group] if reward is not None] for group in sample.groups]
+    if sample.group_size > 1 and not sample.is_single and (known := [each for each in rewards if each]):
+        share = expected_signal(known, sample.group_size, sample.solved_from)
+        sentence = f"Over the whole dataset about {share:.0%} of the groups of {sample.group_size} would have a signal."
+        advice = "Prompt selection by pass rate chooses prompts that have one." if share < FEW_SIGNALS else ""
+        yield Finding("expected_signal", sentence, advice, "note")
+    cut = sum(stop == "length" for stop in sample.stops)
+    if sample.stops and cut / len(sample.stops) > 0.3:
+        sentence = f"{cut} of {len(sample.stops)} completions ran into the length limit."
+        yield Finding("cut_off", sentence, "Raise Completion, or strengthen a reward for the right form.")
+
+
+def required_texts(name: str, function: str, file: Path | None) -> tuple[str, ...]:
+    """Texts that a function requires; for user functions the tags in string literals of its `def`."""
+    if file is None or function in {entry.name for entry in catalogue.builtin_rewards()}:
+        return REQUIRED_TEXTS.get(function, REQUIRED_TEXTS.get(name, ()))
+    try:
+        tree = catalogue.parse_reward_file(file)
+    except UserError:
+        return ()
+    for node in catalogue.functions(tree):
+        if function in (node.name, *_strings(node.decorator_list)):
+            texts = _strings(node.body[1:] if ast.get_docstring(node) else node.body)
+            return tuple(dict.fromkeys(mark for text in texts for mark in _MARKS.findall(text)))
+    return ()
+
+
+def _strings(nodes: Sequence[ast.AST]) -> list[str]:
+    every = (part for node in nodes for part in ast.walk(node))
+    return [part.value for part in every if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+
+
+def _listed(words: Sequence[str], last: str = "and") -> str:
+    words = [word for word in words if not word.startswith("</")] or list(words)
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
 def reward_file_of(config: Config) -> Path | None:
     file = config.reward_functions_file
-    return locate_reward_file(file).resolve() if file else None
+    return catalogue.locate_reward_file(file).resolve() if file else None
 
 
 class RewardBench:
@@ -61,8 +286,7 @@ class RewardBench:
         poll: Poll = wait_on,
         on_function: Callable[[str], None] = lambda name: None,
     ) -> list[Scores]:
-        """Score all completions with each of the `reward_functions` separately. `poll` may raise to cancel;
-        `on_function` gets each name first. Raises UserError."""
+        """Score all completions with each function separately. `poll` may raise to cancel. Raises UserError."""
         groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(lines)]
         state = TrainerState(max_completion_length=config.max_completion_length)
         results: list[Scores] = []
@@ -91,8 +315,8 @@ class RewardBench:
 
     @contextmanager
     def tools(self, config: Config, scoring: Config, poll: Poll = wait_on) -> Iterator[ToolHost | None]:
-        """The tools of a run, in the process that scores; nothing is scored meanwhile. Their environments stay until
-        the next rollout, for functions that read them. Raises UserError."""
+        """A run's tools, in the process that scores, which waits. Environments stay until the next rollout. Raises
+        UserError."""
         named = {key: getattr(config, key) for key in keys_used_by("tools")}
         with self._lock:
             try:
@@ -120,12 +344,13 @@ class RewardBench:
         return self._scorer
 
     def _end_scorer(self) -> None:
-        if self._scorer is not None:
-            self._scorer.unload_models()
         tools, self._tools, self._tools_of = self._tools, None, ()
         if tools is not None:
             with suppress(UserError):  # its process may be gone
                 tools.close()
+        if self._scorer is not None:
+            self._scorer.closing.close()
+            self._scorer.unload_models()
 
     def close(self) -> None:
         self._end_scorer()
@@ -145,41 +370,38 @@ def score_lines(
     poll: Poll = wait_on,
     on_function: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Any]:
-    """Score groups; `poll` and `on_function` as in `RewardBench.score`. Raises UserError. Returns {"scored":
-    [{"rewards", "reward", "advantage", "logged"?} of each completion, by group], "functions": [{"name", "label",
-    "weight", "seconds", "error", "printed"}], "findings": [Finding as a dict], "seconds"}."""
+    """Score groups, as `RewardBench.score`. Returns {"scored": [{"rewards", "reward", "advantage", "logged"?} of each
+    completion, by group], "functions": [{"name", "label", "weight", "seconds", "error", "printed"}], "findings",
+    "seconds"}."""
     start = time.perf_counter()
     results = bench.score(config, lines, poll, on_function)
     seconds = time.perf_counter() - start
-    of_environments = [result.name for result in results[len(config.reward_functions) :]]  # their `get_reward`
-    names, weights_given = (
-        [*config.reward_functions, *of_environments],
-        [*config.weights, *[1.0] * len(of_environments)],
-    )
-    completions = [completion for line in lines for completion in line["completions"]]
-    sizes = [len(line["completions"]) for line in lines]
-    counted = [(result, weight) for result, weight in zip(results, weights_given, strict=True) if not result.error]
-    weights = [weight for _, weight in counted]
-    scores_by_row = [[result.given[i] for result, _ in counted] for i in range(len(completions))]
-    rewards = [total_reward(scores, weights) for scores in scores_by_row]
-    rows: list[dict[str, Any]] = []
-    for i, advantage in enumerate(_advantages(scores_by_row, sizes, weights, config)):
-        given = {result.name: result.given[i] for result, _ in counted}
-        logged = {column: values[i] for result, _ in counted for column, values in result.logged.items()}
-        row = {"rewards": given, "reward": rewards[i], "advantage": advantage}
-        rows.append(row | ({"logged": logged} if logged else {}))
     # Labels and required texts are read from source.
     own, own_file = dict[str, str](), reward_file_of(config)
     with suppress(UserError):
-        own = {entry.name: entry.label for entry in rewards_in_file(own_file)} if own_file else {}
-    labels = {entry.name: entry.label for entry in builtin_rewards()} | own
-    for name, result, weight in zip(names, results, weights_given, strict=True):
-        call = reward_call(name, labels)
-        result.weight, result.label = weight, call.alias or labels.get(call.function, call.name)
-        result.looks_for = (str(call.arguments.get("word", "")),)
-        if call.function != "keyword" or not result.looks_for[0]:
-            file = locate_reward_file(call.file).resolve() if call.file else None
-            result.looks_for = required_texts(call.name, call.function, own_file if call.function in own else file)
+        own = {entry.name: entry.label for entry in catalogue.rewards_in_file(own_file)} if own_file else {}
+    labels = {entry.name: entry.label for entry in catalogue.builtin_rewards()} | own
+    for number, result in enumerate(results):
+        if number >= len(config.reward_functions):  # `get_reward` of an environment
+            result.label = result.name
+            continue
+        call = catalogue.reward_call(config.reward_functions[number], labels)
+        result.weight, result.label = config.weights[number], call.alias or labels.get(call.function, call.name)
+        word = str(call.arguments.get("word", "")) if call.function == "keyword" else ""
+        file = catalogue.locate_reward_file(call.file).resolve() if call.file else None
+        file = own_file if call.function in own else file
+        result.looks_for = (word,) if word else required_texts(call.name, call.function, file)
+    completions = [completion for line in lines for completion in line["completions"]]
+    sizes = [len(line["completions"]) for line in lines]
+    counted = [result for result in results if not result.error]
+    weights = [result.weight for result in counted]
+    scores_by_row = [[result.given[i] for result in counted] for i in range(len(completions))]
+    rewards = [total_reward(scores, weights) for scores in scores_by_row]
+    rows: list[dict[str, Any]] = []
+    for i, advantage in enumerate(_advantages(scores_by_row, sizes, weights, config)):
+        row = {"rewards": {result.name: result.given[i] for result in counted}, "reward": rewards[i]}
+        logged = {column: values[i] for result in counted for column, values in result.logged.items()}
+        rows.append(row | {"advantage": advantage} | ({"logged": logged} if logged else {}))
     sample = Sample(
         sizes,
         [completion["text"] for completion in completions],
@@ -190,8 +412,7 @@ def score_lines(
         config.group_size,
         config.success_reward_threshold,
     )
-    in_order = iter(rows)
-    told = ("name", "label", "weight", "seconds", "error", "printed")
+    in_order, told = iter(rows), ("name", "label", "weight", "seconds", "error", "printed")
     return {
         "scored": [list(islice(in_order, size)) for size in sizes],
         "functions": [{key: getattr(result, key) for key in told} for result in results],
@@ -315,3 +536,118 @@ def merge_consecutive(groups: list[Group]) -> list[Group]:
         else:
             merged.append(Group(b, list(group.completions)))
     return merged
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """Scores of a case, a message for each that differs, and the tracebacks of functions that failed."""
+
+    case: Case
+    scores: Mapping[str, float | None]
+    failures: tuple[str, ...]
+    tracebacks: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+
+def cases_file(reward_file: Path) -> Path:
+    return reward_file.with_name(f"{reward_file.stem}.cases.jsonl")
+
+
+def read_cases(reward_file: Path) -> list[Case]:
+    """Cases of a reward file or rubric in file order; [] without any. Raises UserError on `cases`."""
+    path = cases_file(reward_file)
+    return cases_in(path) if path.exists() else []
+
+
+def cases_in(path: Path) -> list[Case]:
+    """The cases of a file in its order. Raises UserError on `cases`."""
+    cases: list[Case] = []
+    text = read_text(path, "cases", MOST_CASE_BYTES)
+    for _, where, case in json_lines(text, path.name, "cases"):
+        expected = case.get("expected") if isinstance(case, dict) else None
+        scores = expected.values() if isinstance(expected, dict) else ()
+        are_scores = all(score is None or (isinstance(score, int | float) and math.isfinite(score)) for score in scores)
+        if not expected or not scores or not are_scores or not isinstance(case.get("completion"), str):
+            raise UserError("cases", f"{where} needs a text under completion, and function: score under expected.")
+        cases.append(case)
+    return cases
+
+
+def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
+    """Replace the file, or delete it if there are no cases. Raises DiskError."""
+    path = cases_file(reward_file)
+    if cases:
+        save_as(path, "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases))
+        return
+    with writing(path):
+        path.unlink(missing_ok=True)
+
+
+def new_case(
+    line: Mapping[str, Any], completion: str, expected: Expected, calls: Mapping[str, str] | None = None
+) -> Case:
+    """A case of one completion of the group `line` (see `backend.rewards.bench.line_of`)."""
+    keys = ("prompt", "answer", "type", "columns", "messages")
+    about = {key: line[key] for key in keys if line.get(key) not in (None, [], {})}
+    sampled = next((row for row in line.get("completions") or () if row.get("text") == completion), {})
+    tokens = token_ids(sampled.get("tokens"))
+    entries = {name: entry for name, entry in (calls or {}).items() if name in expected and entry != name}
+    case = {**about, "completion": completion, "tokens": tokens, "expected": dict(expected), "calls": entries}
+    return {key: value for key, value in case.items() if value or key not in ("tokens", "calls")}
+
+
+def is_same(a: Case, b: Case) -> bool:
+    return all(a.get(key) == b.get(key) for key in ("prompt", "answer", "completion"))
+
+
+def rerun(
+    bench: RewardBench, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
+) -> list[CaseResult]:
+    """Score every case with its functions. Raises UserError if the file cannot be loaded."""
+    known = [function.name for function in (*catalogue.builtin_rewards(), *catalogue.rewards_in_file(file))]
+    available: dict[str, None] = {}
+    for case in cases:
+        for name in case["expected"]:
+            entry = (case.get("calls") or {}).get(name, name)
+            call = catalogue.RewardCall(entry) if entry in known else catalogue.find_call(entry)
+            # A function may be gone; then only its own case fails.
+            if call and (call.file or call.function in known or catalogue.computes_names(file)):
+                available[entry] = None
+    scores: list[dict[str, float | None]] = [{} for _ in cases]
+    errors: dict[str, Mapping[str, Any]] = {}
+    if available:
+        scoring = Config(reward_functions=list(available), reward_functions_file=str(file), reward_timeout=timeout_s)
+        left_out = ("expected", "calls", "tokens", "completion")
+        lines = [
+            {key: value for key, value in case.items() if key not in left_out}
+            | {"completions": [{"text": case["completion"], "tokens": case.get("tokens") or []}]}
+            for case in cases
+        ]
+        for result in bench.score(scoring, lines, poll):
+            if result.error:
+                errors[result.name] = result.error
+            for given, score in zip(scores, result.given, strict=False):
+                given[result.name] = score
+
+    def text(score: float | None) -> str:
+        return "no opinion" if score is None else f"{score:.6g}"
+
+    results: list[CaseResult] = []
+    for case, given in zip(cases, scores, strict=True):
+        failures: list[str] = []
+        failed = {name: errors[name] for name in case["expected"] if name in errors}
+        for name, expected in case["expected"].items():
+            score = given.get(name, math.nan)
+            is_equal = expected is score
+            if expected is not None and score is not None:
+                is_equal = math.isclose(expected, score, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+            if not is_equal:
+                gave = f"gave {text(score)}" if name in given else "gave no score"
+                reason = f" {failed[name]['sentence']}" if name in failed else ""
+                failures.append(f"{name} {gave}; {text(expected)} is expected.{reason}")
+        tracebacks = tuple(error["traceback"] for error in failed.values())
+        results.append(CaseResult(case, given, tuple(failures), tracebacks))
+    return results

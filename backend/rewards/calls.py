@@ -1,5 +1,6 @@
-"""Call sync and async user code, and validate its scores. The reward worker's parent kills a slow process. In-process
-calls (`reward_isolation: thread`) run in threads that CPython interrupts, which cannot stop C code holding the GIL."""
+"""Call sync and async user code, validate its scores, and describe its errors. The reward worker's parent kills a slow
+process. In-process calls (`reward_isolation: thread`) run in threads that CPython interrupts, which cannot stop C code
+holding the GIL."""
 
 from __future__ import annotations
 
@@ -12,12 +13,17 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from backend.rewards.errors import class_name, text_of
-from backend.utils.text import quote
+from backend.rewards.registry import FunctionDescription
+from backend.types import Completion, Problem
+from backend.utils.command import is_bundled
+from backend.utils.errors import LONGEST_TRACEBACK, ConfigProblem, UserError, user_traceback
+from backend.utils.text import SENTENCE, cut_in_the_middle, one_line, quote
 
 Scores = list[float | None]
 Poll = Callable[[], None]  # called repeatedly while user code runs; raising cancels the wait
@@ -27,6 +33,107 @@ _CANCEL_S = 0.1  # seconds for async calls to end after their cancellation
 _ASYNC_GRACE_S = 0.3  # seconds past the limit before async calls that hold up the event loop are interrupted
 _POLL_S = 0.05
 _INTERRUPT_FOR_S = 1.0  # seconds to interrupt a thread before abandoning it
+LONGEST_ERROR = 150
+_MOST_FRAMES = 100
+_NAME, _FILE, _TEXT = 40, 24, 40  # characters of a name, a file's name, and a prompt or completion in a message
+_BUNDLED_MODULES = "; not in the app: use grpo-studio from pip"
+
+
+@dataclass(eq=False)
+class Failure(Exception):
+    """Failure of user code. `what`: words after the function's name, with a line if it `raised`; `function`,
+    `completion`: indices in the call, the latter None if none is to blame; `line`: innermost line of `file`, or 0;
+    `frames`: {"line", "function", "code"} of its lines on the stack, outermost first."""
+
+    what: str
+    function: int = 0
+    completion: int | None = None
+    raised: bool = False
+    file: str = ""
+    line: int = 0
+    frames: Sequence[dict[str, Any]] = ()
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, what: str, error: BaseException | None, file: Path | None, line: int = 0, **fields: Any) -> Failure:
+        """`line` is the fallback without a traceback line in `file`."""
+        frames: list[dict[str, Any]] = []
+        for frame in traceback.extract_tb(error.__traceback__) if error and file else ():
+            # Skips a comprehension on the same line.
+            is_repeated = bool(frames) and frame.name[:1] == "<" and frame.lineno == frames[-1]["line"]
+            if frame.filename == str(file) and not is_repeated:
+                code = (frame.line or "").strip()[:500]
+                frames.append({"line": frame.lineno or 0, "function": frame.name, "code": code})
+        if isinstance(error, SyntaxError) and file:
+            line = error.lineno or line
+        if error:
+            fields["traceback"] = user_traceback(error, file)
+        line = frames[-1]["line"] if frames else line
+        return cls(what, file=str(file or ""), line=line, frames=frames[-_MOST_FRAMES:], **fields)
+
+
+class RewardError(UserError):
+    """User code failed while it was loaded or called; `place` is where in its file."""
+
+    def __init__(self, problems: Iterable[ConfigProblem], failure: Failure) -> None:
+        super().__init__(replace(problem, traceback=failure.traceback) for problem in problems)
+        place = {key: asdict(failure)[key] for key in ("file", "line", "frames", "traceback")}
+        self.place: dict[str, Any] = {"sentence": self.faults[0].sentence, **place}
+
+    @classmethod
+    def of_call(
+        cls, function: FunctionDescription, failure: Failure, sample: tuple[Problem, Completion] | None
+    ) -> RewardError:
+        """The failure of a call, on `sample` if it is to blame."""
+        file = f" of {cut_in_the_middle(one_line(function.file.name), _NAME)}" if function.file else ""
+        line = f", line {function.line}," if function.line and not failure.raised else ""
+        before = f"The reward function {quote(function.name, _NAME)}{file}{line} "
+        after = "."
+        if sample:
+            prompt, text = quote(sample[0].prompt, _TEXT), quote(sample[1].text, _TEXT)
+            after = f", on the prompt “{prompt}” and the completion “{text}”."
+        room = max(SENTENCE - len(before) - len(after), 2 * _TEXT)
+        what = cut_in_the_middle(one_line(failure.what), room)
+        return cls([ConfigProblem("reward_functions", f"{before}{what}{after}")], failure)
+
+
+def text_of(value: object, text: Callable[[object], str] = str) -> str:
+    """`str(value)`, or `repr`, even if the object's method raises."""
+    try:
+        return text(value)
+    except BaseException:
+        return "(its text cannot be read)"
+
+
+def class_name(value: object, limit: int = _NAME) -> str:
+    return quote(type(value).__name__, limit)
+
+
+def describe_error(error: BaseException, file: Path | None, limit: int = LONGEST_ERROR) -> str:
+    """`ValueError: message (my_rewards.py, line 12)` in about `limit` characters."""
+    frames = traceback.extract_tb(error.__traceback__)
+    in_file = [frame for frame in frames if frame.filename == str(file)]
+    location = ""
+    if file and not in_file:
+        location = f" ({cut_in_the_middle(one_line(file.name), _FILE)})"
+    elif frames:
+        frame = (in_file or frames)[-1]
+        location = f" ({cut_in_the_middle(one_line(Path(frame.filename).name), _FILE)}, line {frame.lineno})"
+    name = class_name(error, max(min(_NAME, limit - len(location)), 8))
+    missing = error.filename if isinstance(error, FileNotFoundError) else None
+    if isinstance(missing, str) and missing and not Path(missing).is_absolute():
+        message = f"no {quote(missing, 40)} in its working folder; see Path(__file__).parent"
+    else:
+        message = text_of(error)
+    room = limit - len(name) - len(": ") - len(location)
+    message = quote(message, room).rstrip(".") if room > 0 else ""
+    advice = _BUNDLED_MODULES if isinstance(error, ModuleNotFoundError) and is_bundled() else ""
+    return f"{name}{': ' if message else ''}{message}{location}{advice}"
+
+
+def printable(text: str) -> str:
+    """Text for a log: the end of it, without control characters."""
+    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text[-LONGEST_TRACEBACK:])
 
 
 def wait_on() -> None:
@@ -34,21 +141,11 @@ def wait_on() -> None:
 
 
 class CallError(Exception):
-    """The function with this index raised `error`, possibly SystemExit. None: it hung, and was at `stack`. `runs_on`:
-    its thread could not be interrupted."""
+    """Function `index` raised `error`; None: it hung at `stack`. `runs_on`: its thread could not be interrupted."""
 
     def __init__(self, index: int, error: BaseException | None, stack: str = "", *, runs_on: bool = False) -> None:
         super().__init__()
         self.index, self.error, self.stack, self.runs_on = index, error, stack, runs_on
-
-
-class BadReturnError(Exception):
-    """What a function returned is unusable; `index` is the completion or row to blame, None if their number is wrong.
-    `what`: words after the function's name."""
-
-    def __init__(self, what: str, index: int | None = None) -> None:
-        super().__init__(what)
-        self.what, self.index = what, index
 
 
 class _Interrupted(BaseException):
@@ -61,14 +158,14 @@ def timeout_words(seconds: float) -> str:
 
 
 def read_scores(returned: Any, count: int) -> Scores:
-    """`count` finite numbers or None, from any iterable or array. Raises BadReturnError."""
+    """`count` finite numbers or None, from any iterable or array. Raises Failure."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping | Set):
         kind = "None" if returned is None else class_name(returned)
-        raise BadReturnError(f"returned {kind} where a list of {count} scores was expected")
+        raise Failure(f"returned {kind} where a list of {count} scores was expected")
     values = list(values)
     if len(values) != count:
-        raise BadReturnError(f"returned {len(values):,} scores for {count:,} completions")
+        raise Failure(f"returned {len(values):,} scores for {count:,} completions")
     return [None if value is None else _score(value, index) for index, value in enumerate(values)]
 
 
@@ -82,18 +179,17 @@ def _score(value: Any, index: int) -> float:
         number = math.inf
     if number is None:
         text = quote(text_of(value, repr), 40)
-        raise BadReturnError(f"returned {text} ({class_name(value, 20)}) as a score, which is not a number", index)
+        raise Failure(f"returned {text} ({class_name(value, 20)}) as a score, which is not a number", completion=index)
     if not math.isfinite(number):
-        raise BadReturnError(f"returned {number} as a score, which is not a finite number", index)
+        raise Failure(f"returned {number} as a score, which is not a finite number", completion=index)
     if abs(number) > LARGEST:
-        raise BadReturnError(f"returned {number:g} as a score, which is too large for 32 bits", index)
+        raise Failure(f"returned {number:g} as a score, which is too large for 32 bits", completion=index)
     return number
 
 
 class Caller:
-    """Calls user code in the current thread, without a limit unless it is async. Calls `mark(index, True)` before a
-    function and `mark(-1, True)` after it. Of functions that are awaited together `mark(index, False)` says which one
-    is running, or waits."""
+    """Calls user code in this thread, without a limit unless it is async. Calls `mark(index, True)` before a function,
+    `mark(-1, True)` after it, and `mark(index, False)` for the one that runs of those awaited together."""
 
     def __init__(self, mark: Callable[[int, bool], None] = lambda index, begins: None) -> None:
         self.poll: Poll = wait_on
@@ -109,8 +205,8 @@ class Caller:
         return value
 
     def gather(self, seconds: float, calls: Mapping[int, Awaitable[Any]]) -> dict[int, tuple[Any, float]]:
-        """(value, seconds) of concurrent calls by index; the first failure cancels all. Raises CallError. The event
-        loop persists between steps, since open connections belong to it."""
+        """(value, seconds) of concurrent calls; the first failure cancels all. Raises CallError. The event loop
+        persists between steps, since open connections belong to it."""
         results: dict[int, tuple[Any, float]] = {}
         failures: list[CallError] = []
 
@@ -133,7 +229,11 @@ class Caller:
                 left = end - time.monotonic()
                 done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    failures.append(CallError(self._running, None, _stack_of(calls[self._running])))
+                    stack, waits = "", calls[self._running]  # where it waits, outermost frame first
+                    while frame := getattr(waits, "cr_frame", None):
+                        stack += "".join(traceback.format_stack(frame))
+                        waits = getattr(waits, "cr_await", None)
+                    failures.append(CallError(self._running, None, stack))
             for task in pending:
                 task.cancel()
             if pending:  # those that ignore their cancellation are left behind
@@ -208,15 +308,6 @@ class ThreadCaller(Caller):
         if error is not None:
             raise CallError(self._running, error) from error
         return outcome["value"]
-
-
-def _stack_of(awaitable: Any) -> str:
-    """Where a coroutine waits, outermost frame first."""
-    stack = ""
-    while (frame := getattr(awaitable, "cr_frame", None)) is not None:
-        stack += "".join(traceback.format_stack(frame))
-        awaitable = awaitable.cr_await
-    return stack
 
 
 @types.coroutine

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_file, read_bytes, user_path
@@ -59,7 +59,7 @@ _SETTING = "reward_functions"
 _REWARD_FILE = "reward_functions_file"
 _REWARD_DECORATOR = "register_reward_function"
 _REWARDS_FOLDER = Path(__file__).parent / "functions"
-_REWARD_MODULES = ("r1", "answers", "formats", "lengths", "code", "judge")
+_REWARD_MODULES = ("r1", "answers", "formats", "code", "judge")
 _ENDING = re.compile(r"_reward(_func)?$")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 _FILE = re.compile(r"""([^"'=]*?)::(.*)""", re.DOTALL)
@@ -74,8 +74,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """A parsed entry of `reward_functions`. `file` is the path before `::`, or ""; `function` of a reward model is its
-    folder or id."""
+    """A parsed entry. `file` is the path before `::`, or ""; `function` of a reward model is its folder or id."""
 
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -100,8 +99,7 @@ class RewardCall:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A settable parameter. `kind` and `default` are source text, such as `int | None` and `3`; default None means
-    required."""
+    """A settable parameter. `kind` and `default` are source text; default None means required."""
 
     name: str
     kind: str
@@ -110,8 +108,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class RewardEntry:
-    """A reward function for tables. `scores`: first sentence of its docstring; `source`: "built in" or a path; `line`
-    of its `def`."""
+    """A function for tables. `scores`: first sentence of its docstring; `source`: "built in" or a path."""
 
     name: str
     label: str
@@ -176,8 +173,7 @@ def _written(value: Any) -> str:
 
 
 def split_names(entries: str | Iterable[Any]) -> list[str]:
-    """Split `reward_functions`, given as text or list, into entries. Splits at commas outside brackets and quotes, and
-    rejoins entries that YAML split (`[keyword(word=so, case=true)]`)."""
+    """Split `reward_functions` at commas outside brackets and quotes, and rejoin entries that YAML split."""
     names: list[str] = []
     if isinstance(entries, str):
         text = entries.strip()
@@ -236,8 +232,7 @@ def find_call(text: str) -> RewardCall | None:
 
 
 def canonical_entry(text: str) -> str:
-    """Entry with its registered name (`r1_int` → `r1_int_reward_func`) and canonical arguments. Unparsable text is
-    unchanged."""
+    """Entry with its registered name and canonical arguments. Unparsable text is unchanged."""
     call = find_call(text)
     return call.text if call else text
 
@@ -255,50 +250,34 @@ def _short_names() -> dict[str, str]:
 
 
 def with_absolute_file(text: str, folder: Path) -> str:
-    """Entry with an absolute path before `::` if the file exists in `folder`, or of a reward model's folder there."""
-    if not (call := find_call(text)):
-        return text
-    if not call.file:
-        if call.function == JUDGE:  # its `rubric` and `model`
-            paths: dict[str, str] = {}
-            for name in ("rubric", "model"):
-                with suppress(UserError):
-                    path = user_path(str(call.arguments.get(name, "")), _SETTING, folder)
-                    if name in call.arguments and (is_file(path) or is_file(path / "config.json")):
-                        paths[name] = os.path.realpath(path)
-            return replace(call, arguments={**call.arguments, **paths}).text
+    """Entry with absolute paths of what exists in `folder`: the file before `::`, a reward model, a judge's files."""
+
+    def found(written: Any, inside: str = "") -> str:
         with suppress(UserError):
-            model = user_path(call.function, _SETTING, folder)
-            is_name = not call.is_model and call.function in {entry.name for entry in builtin_rewards()}
-            if is_file(model / "config.json") and not is_name:
-                return replace(call, function=os.path.realpath(model)).text
-        return text
-    try:
-        path = locate_reward_file(call.file, folder)
-    except UserError:  # reported where the entry is checked
-        return text
-    return replace(call, file=os.path.realpath(path)).text if is_file(path) else text
+            path = user_path(str(written), _SETTING, folder)
+            return os.path.realpath(path) if is_file(path / inside) else ""
+        return ""
+
+    call = find_call(text)
+    if call and call.file:
+        path = found(call.file)
+        return replace(call, file=path).text if path else text
+    if call and call.function == JUDGE:
+        named = {name: call.arguments[name] for name in ("rubric", "model") if name in call.arguments}
+        paths = {name: found(each) or found(each, "config.json") or each for name, each in named.items()}
+        return replace(call, arguments={**call.arguments, **paths}).text
+    if call and (call.is_model or call.function not in {entry.name for entry in builtin_rewards()}):
+        path = found(call.function, "config.json")
+        return replace(call, function=path).text if path else text
+    return text
 
 
-class Scorable(NamedTuple):
-    """Entries with weights, and names of those left out."""
-
-    names: list[str]
-    weights: list[float]
-    left_out: list[str]
-
-
-def scorable(names: Sequence[str], weights: Sequence[float], *, has_answer: bool) -> Scorable:
-    """Without an expected answer, leave out functions that need one. Missing `weights` mean 1."""
-    found = Scorable([], [], [])
-    for name, weight in zip(names, weights or [1.0] * len(names), strict=True):
-        call = find_call(name)
-        if call and call.function in COMPARING_REWARDS and not has_answer:
-            found.left_out.append(metric_name(name))
-        else:
-            found.names.append(name)
-            found.weights.append(weight)
-    return found
+def scorable(names: Sequence[str], weights: Sequence[float], *, has_answer: bool) -> tuple[list[str], list[float]]:
+    """Entries and weights; without an expected answer, without functions that need one. Missing `weights` mean 1."""
+    pairs = zip(names, weights or [1.0] * len(names), strict=True)
+    calls = [(name, weight, find_call(name)) for name, weight in pairs]
+    kept = [each for each in calls if has_answer or not each[2] or each[2].function not in COMPARING_REWARDS]
+    return [name for name, *_ in kept], [weight for _, weight, _ in kept]
 
 
 def tests_column(named: str, columns: Collection[str]) -> str:
@@ -323,9 +302,8 @@ def builtin_rewards() -> tuple[RewardEntry, ...]:
 
 
 def rewards_in_file(path: Path) -> list[RewardEntry]:
-    """Functions that a user's file registers under literal names, in source order; of a file that registers none, all
-    public ones that take completions, which are called as TRL calls them. Raises UserError on `reward_functions_file`
-    for a missing or invalid file."""
+    """Functions that a file registers under literal names, in source order; of a file that registers none, all public
+    ones that take completions. Raises UserError on `reward_functions_file`."""
     tree = parse_reward_file(path)
     registered, computes_more = _registered(tree, str(path))
     if registered or computes_more:
@@ -357,15 +335,13 @@ def find_entry(text: str, known: Iterable[RewardEntry]) -> RewardEntry | None:
 def reward_faults(
     texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None
 ) -> list[ConfigProblem]:
-    """Problems of `reward_functions` that show without running code. `entries` are the existing functions; paths before
-    `::` are relative to `base` (default: working directory)."""
+    """Problems of `reward_functions` that show without running code; paths are relative to `base`."""
     known = {entry.name: entry for entry in entries}
     return check_entries(texts, known, lambda call: _called_entry(call, known, base))
 
 
 def _called_entry(call: RewardCall, known: Mapping[str, RewardEntry], base: Path | None) -> RewardEntry | None:
-    """Function of an entry; None if unknown, or not bound by `def` in the file before `::`. Raises UserError on
-    `reward_functions` for an unreadable file or a name that it does not have."""
+    """None if unknown, or not bound by `def` in the file before `::`. Raises UserError."""
     if call.is_model:
         quantization = Parameter("quantization", "int | None", "None")
         return RewardEntry(call.name, call.name, "Score of a reward model.", call.function, 0, (quantization,))
@@ -416,8 +392,7 @@ def repeated_names(names: Iterable[str]) -> list[ConfigProblem]:
 
 
 def _argument_sentences(call: RewardCall, entry: RewardEntry) -> list[str]:
-    """Messages about unknown, mistyped or missing arguments. Missing ones only for shipped functions: a user function's
-    may be columns."""
+    """Missing ones only of shipped functions: a user function's may be columns."""
     known = {parameter.name: parameter for parameter in entry.parameters}
     sentences: list[str] = []
     for name in [name for name in call.arguments if name not in known]:

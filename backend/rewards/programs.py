@@ -16,6 +16,7 @@ import atexit
 import fcntl
 import json
 import numbers
+import operator
 import os
 import resource
 import select
@@ -26,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing import Pipe
@@ -35,14 +36,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from backend.rewards.confinement.confine import (
-    confine_program,
-    make_working_folder,
-    readable_by_programs,
-    set_limits,
-    without_secrets,
-)
-from backend.rewards.program_tests import OBSERVE, OBSERVE_PAIR, OPERATORS
+from backend.rewards.confinement import confine
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.files import reason, remove_tree, walk
@@ -66,6 +60,22 @@ _MODULE = "solution"  # module name for imports, as in `from solution import add
 _TAGS: dict[str, Any] = {"l": list, "t": tuple, "s": (set, frozenset), "d": dict}
 _KINDS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "d": dict}
 
+OBSERVE, OBSERVE_PAIR = "__observe__", "__observe_pair__"
+"""Names called with (number, value) and (number, operator, left, right)."""
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "Eq": operator.eq,
+    "NotEq": operator.ne,
+    "Lt": operator.lt,
+    "LtE": operator.le,
+    "Gt": operator.gt,
+    "GtE": operator.ge,
+    "Is": operator.is_,
+    "IsNot": operator.is_not,
+    "In": lambda a, b: a in b,
+    "NotIn": lambda a, b: a not in b,
+}
+
 Task = Mapping[str, Any]
 TaskResult = Mapping[str, Any]
 
@@ -86,8 +96,8 @@ class ProgramRunner:
     def run(
         self, programs: Sequence[Sequence[Task]], *, seconds: float, memory_mb: int, deadline_s: float
     ) -> list[list[TaskResult]] | None:
-        """Results of each program's completed tasks; None if the server was lost. Raises RuntimeError if programs
-        cannot be confined, or not be run, as on a full disk."""
+        """Results of each program's completed tasks; None if the server was lost. Raises RuntimeError if none can be
+        run."""
         deadline = time.monotonic() + deadline_s
         with self._lock:
             try:
@@ -123,7 +133,7 @@ class ProgramRunner:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 # One thread: each has a stack, and programs run in parallel.
-                env=backend_environment(without_secrets(os.environ)) | {"OMP_NUM_THREADS": "1"},
+                env=backend_environment(confine.without_secrets(os.environ)) | {"OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
         self._not_confined = _receive(self._socket, time.monotonic() + _START_S)
@@ -156,17 +166,17 @@ def _receive(socket: Connection[Any, Any], deadline: float) -> Any:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    readable_by_programs()  # before the forks need it, as the module of the confinement
+    confine.readable_by_programs()  # before the forks need it, as the module of the confinement
     for name in (*PRELOADED, *(["backend.rewards.confinement.linux"] if sys.platform == "linux" else [])):
         import_module(name)
     socket = Connection(os.dup(0))
-    folder, _ = make_working_folder()
+    folder, _ = confine.make_working_folder()
     try:
         ours, theirs = os.pipe()
         pid = os.fork()
         if pid == 0:  # tries the confinement
             with suppress(BaseException):
-                os.write(theirs, confine_program(folder).encode() or b"-")
+                os.write(theirs, confine.confine_program(folder).encode() or b"-")
             os._exit(0)
         os.close(theirs)
         with open(ours, "rb") as pipe:
@@ -297,8 +307,8 @@ def _become_program(task: Task, folder: Path, seconds: float, memory_mb: int) ->
             with open("/proc/self/statm") as sizes:
                 taken = int(sizes.read().split()[0]) * resource.getpagesize()
             memory[resource.RLIMIT_AS] = taken + (memory_mb << 20) + _RESERVED
-        confine_program(folder)
-        set_limits(
+        confine.confine_program(folder)
+        confine.set_limits(
             memory
             | {
                 resource.RLIMIT_CPU: max(1, round(seconds + 0.5)),
@@ -379,8 +389,7 @@ class NotPlainError(ValueError):
 
 
 def encoded(value: Any) -> Any:
-    """Encode a value as Python's JSON; subclasses and other numbers become built-in types. Raises NotPlainError,
-    RecursionError."""
+    """A plain value as JSON, of built-in types. Raises NotPlainError, RecursionError."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):

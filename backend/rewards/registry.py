@@ -19,15 +19,14 @@ Table = MutableMapping[str, RewardCallable]
 
 REWARD_REGISTRY: dict[str, RewardCallable] = {}  # shipped functions in definition order
 
-# The innermost table comes last. Only `resolve.stand_in_library`, which holds a lock, pushes here.
+# The innermost table comes last: that of a file while it is loaded.
 _tables: list[Table] = [REWARD_REGISTRY]
 _map_tables: list[Table] = [{}]
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionDescription:
-    """A reward function. `file` is None for shipped ones; `line` of its def or 0. `note`: message if it replaces a
-    shipped function or is registered twice."""
+    """`file` is None for a shipped one; `line` of its def or 0. `note`: that it replaces another."""
 
     name: str
     file: Path | None = None
@@ -36,14 +35,12 @@ class FunctionDescription:
 
 
 def register_reward_function(name: Any = None, *, label: str | None = None) -> Callable[[Any], Any]:
-    """Register a reward function as `name`, by default its own name. Usable without parentheses. `label` is its name in
-    tables."""
+    """Register a reward function as `name`, by default its own name. `label` is its name in tables."""
     return _registration(_tables, name)
 
 
 def register_map_function(name: Any = None) -> Callable[[Any], Any]:
-    """Register a map function as `name` (setting `map_function`), by default its own name. It maps a row dict to the
-    row to train on, or None to drop it."""
+    """Register a map function as `name`: it maps a row to the row to train on, or None to drop it."""
     return _registration(_map_tables, name)
 
 
@@ -55,21 +52,16 @@ def _registration(tables: list[Table], name: Any) -> Any:
     return decorate(name) if callable(name) else decorate
 
 
-def get_reward_function(name: str) -> RewardCallable:
+def get_reward_function(name: str, table: Table | None = None) -> RewardCallable:
     """The function registered as `name`. Raises KeyError listing known names."""
-    if name not in _tables[-1]:
-        raise KeyError(f"no reward function is called {name}; known are {', '.join(_tables[-1])}")
-    return _tables[-1][name]
-
-
-def list_reward_functions() -> list[str]:
-    """Registered names, including the running user file's."""
-    return list(_tables[-1])
+    table = _tables[-1] if table is None else table
+    if name not in table:
+        raise KeyError(f"no reward function is called {name}; known are {', '.join(table)}")
+    return table[name]
 
 
 def require(sound: bool, sentence: str) -> None:
-    """Raise ValueError unless `sound`, for parameter checks before reading completions. `backend.rewards.resolve` calls
-    functions without completions to run these checks."""
+    """Raise ValueError unless `sound`. Functions are called without completions to check their parameters."""
     if not sound:
         raise ValueError(sentence)
 

@@ -12,32 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.config.setting import RewardSettings
-from backend.judges.model_reward import (
-    ModelReward,
-    UnreachableJudgeError,
-    model_entries,
-    open_model_rewards,
-    score_metrics,
-)
+from backend.judges import model_reward
+from backend.judges.model_reward import ModelReward, UnreachableJudgeError
+from backend.rewards import scoring
 from backend.rewards.allowed_code import code_files
-from backend.rewards.calls import Poll, ThreadCaller, timeout_words, wait_on
+from backend.rewards.calls import Failure, Poll, RewardError, ThreadCaller, timeout_words, wait_on
 from backend.rewards.catalogue import locate_reward_file, nearest
-from backend.rewards.errors import Failure, RewardError
-from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
-from backend.rewards.scoring import (
-    Answer,
-    FunctionHost,
-    LoadRequest,
-    MapRequest,
-    RewardSource,
-    ScoreRequest,
-    ToolRequest,
-    samples_of,
-    total_reward,
-)
-from backend.rewards.worker_process import RewardWorker
-from backend.types import Completion, Group, Problem, ToolResult
+from backend.rewards.scoring import Answer, FunctionHost, RewardSource, Sample, TrainerState
+from backend.rewards.worker import RewardWorker
+from backend.types import Group, ToolResult
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
@@ -61,10 +45,6 @@ class ProcessLostError(Exception):
     """The process that runs tools has ended; its text completes “A tool …”."""
 
 
-def without_pause(error: UnreachableJudgeError) -> None:
-    raise error
-
-
 class Scorer:
     """A run's functions, loaded on first use, and again in a new worker."""
 
@@ -76,17 +56,30 @@ class Scorer:
         self.models: dict[str, ModelReward] = {}  # by entry, open once loaded
         self.opens_models = bool(source.models)  # false on a rank that leaves scoring to the leader
         self.model_notes: list[str] = []  # new messages of models
-        self.pause: Callable[[UnreachableJudgeError], None] = without_pause  # returns when a judge should try again
+        self.pause: Callable[[UnreachableJudgeError], None] | None = None  # returns when a judge should try again
         self.tools: RunTools | None = None
         self.restore_tools: Callable[[Poll], None] = lambda poll: None  # called when a new process has loaded them
         self.closing = ExitStack()  # what else ends with it
 
-    def load(self, poll: Poll = wait_on) -> list[list[FunctionDescription]]:
-        """Functions of each stage, in the order of its entries, then `get_reward` of environments. Models are open then
-        but not loaded. Raises UserError."""
-        if self.opens_models and not self.models:
-            self.models = open_model_rewards(sorted(self._source.models), self._source.base)
-        self._load_functions(poll)
+    def load(self, poll: Poll = wait_on, *, models: bool = True) -> list[list[FunctionDescription]]:
+        """Functions of each stage, then `get_reward` of environments. Models are opened, not loaded. Raises
+        UserError."""
+        if models and self.opens_models and not self.models:
+            self.models = model_reward.open_model_rewards(sorted(self._source.models), self._source.base)
+        source = self._source
+        while self._generation != self.host.generation:
+            answer = self.host.ask(scoring.LoadRequest(self._key, source, self._timeout_s, self.tools), poll)
+            if failure := answer.failure:
+                problems = [ConfigProblem(*problem) for problem in answer.problems]
+                if not problems:
+                    file = source.file or next(iter(source.files), None)
+                    setting = "reward_functions_file" if source.file else "reward_functions"
+                    whose = file.name if file else "The process that scores"
+                    problems = [ConfigProblem(setting, f"{whose} {failure.what} while it was being loaded.")]
+                    failure.file = str(file or "")
+                raise RewardError(problems, failure)
+            self.loaded, self._generation = answer, self.host.generation
+            self.restore_tools(poll)
         return self.loaded.stages
 
     @property
@@ -109,29 +102,13 @@ class Scorer:
         for model in self.models.values():
             model.close()
 
-    def _load_functions(self, poll: Poll = wait_on) -> None:
-        while self._generation != self.host.generation:
-            source = self._source
-            answer = self.host.ask(LoadRequest(self._key, source, self._timeout_s, self.tools), poll)
-            if failure := answer.failure:
-                problems = [ConfigProblem(*problem) for problem in answer.problems]
-                if not problems:
-                    file = source.file or next(iter(source.files), None)
-                    setting = "reward_functions_file" if source.file else "reward_functions"
-                    whose = file.name if file else "The process that scores"
-                    problems = [ConfigProblem(setting, f"{whose} {failure.what} while it was being loaded.")]
-                    failure = replace(failure, file=str(file or ""))
-                raise RewardError(problems, failure)
-            self.loaded, self._generation = answer, self.host.generation
-            self.restore_tools(poll)
-
     def ask_tools(self, timeout_s: float, poll: Poll, **request: Any) -> list[tuple[int, list[ToolResult]]]:
         """The turns that have ended; `request` as `ToolRequest`. Raises ProcessLostError."""
         poll()
         if self._generation != self.host.generation:  # another run of this worker has ended its process
             raise ProcessLostError("was interrupted")
         # Quick, and a poll that raises there would end the process before its environments can close.
-        answer = self.host.ask(ToolRequest(self._key, timeout_s, **request))
+        answer = self.host.ask(scoring.ToolRequest(self._key, timeout_s, **request))
         if answer.failure is None:
             return answer.turns
         hung = answer.failure.what == timeout_words(timeout_s)
@@ -148,10 +125,9 @@ class Scorer:
         state: TrainerState,
         poll: Poll = wait_on,
     ) -> Answer:
-        """Fill in each completion's `scores` and `reward` with a stage's functions, counted from 0. `scores` has None
-        for no opinion; `reward` is Σ w·score over the others, or None. Returns also what functions logged. Raises
-        RewardError and what `poll` raises, changing nothing."""
-        samples = samples_of(groups)
+        """Fill in each completion's `scores` (None for no opinion) and `reward` (Σ w·score over the others, or None)
+        with a stage's functions. Raises RewardError and what `poll` raises, changing nothing."""
+        samples = scoring.samples_of(groups)
         if not samples:
             return Answer()
         functions = self.load(poll)[stage]
@@ -161,7 +137,7 @@ class Scorer:
         names = [function.name for function in functions]
         for (_, completion), row in zip(samples, zip(*scored.scores, strict=True), strict=True):
             completion.scores = dict(zip(names, row, strict=True))
-            completion.reward = total_reward(row, weights)
+            completion.reward = scoring.total_reward(row, weights)
         return scored
 
     def call(
@@ -175,44 +151,46 @@ class Scorer:
         captures: bool = False,
         poll: Poll = wait_on,
     ) -> Answer:
-        """Call functions of a stage without changing completions. Raises RewardError if they cannot be loaded or if a
-        model fails."""
+        """Call functions of a stage without changing completions. Raises RewardError for loading and for models."""
         self.load(poll)
         models, answer = self.stage_models(stage), Answer()
         if models:
             self.load_models()
         others = [index for index in indices if index not in models]
         if others or not models:
-            request = ScoreRequest(self._key, stage, others, groups, timeout_s, state, captures)
+            request = scoring.ScoreRequest(self._key, stage, others, groups, timeout_s, state, captures)
             answer = self.host.ask(request, poll)
         if failure := answer.failure:
-            return replace(answer, failure=replace(failure, function=indices.index(others[failure.function])))
+            failure.function = indices.index(others[failure.function])
+            return answer
         scored = dict(zip(others, zip(answer.scores, answer.seconds, strict=True), strict=True))
-        columns, metrics, printed = dict(answer.columns), dict(answer.metrics), answer.printed
+        printed = [answer.printed]
         for index in filter(models.__contains__, indices):
             began, model = time.perf_counter(), models[index]
             while True:
                 try:
-                    of_model = model.score(groups, state, poll)
+                    found = model.score(groups, state, poll)
                     break
                 except UnreachableJudgeError as error:
+                    if self.pause is None:
+                        raise
                     self.pause(error)
-            scored[index] = of_model.scores, time.perf_counter() - began
-            columns |= of_model.columns
-            metrics |= of_model.metrics | score_metrics(model.about.name, groups, of_model.scores)
-            self.model_notes += of_model.notes
-            printed += "\n".join(of_model.notes) if captures else ""
+            scored[index] = found.scores, time.perf_counter() - began
+            answer.columns.update(found.columns)
+            answer.metrics.update(found.metrics)
+            answer.metrics.update(model_reward.score_metrics(model.about.name, groups, found.scores))
+            self.model_notes += found.notes
+            printed += found.notes if captures else []
         scores, seconds = zip(*(scored[index] for index in indices), strict=True)
-        found = {"scores": [*scores], "seconds": [*seconds], "columns": columns, "metrics": metrics, "printed": printed}
-        return replace(answer, **found)
+        return replace(answer, scores=[*scores], seconds=[*seconds], printed="\n".join(filter(None, printed)))
 
     def error(
-        self, functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[tuple[Problem, Completion]]
+        self, functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[Sample]
     ) -> RewardError:
         function, index = functions[failure.function], failure.completion
-        failure = replace(failure, what=self.with_network_hint(failure.what))
+        failure.what = self.with_network_hint(failure.what)
         if not failure.file:  # its process is gone
-            failure = replace(failure, file=str(function.file or ""), line=function.line)
+            failure.file, failure.line = str(function.file or ""), function.line
         return RewardError.of_call(function, failure, None if index is None else samples[index])
 
     def with_network_hint(self, what: str) -> str:
@@ -224,7 +202,7 @@ class Scorer:
         self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
     ) -> list[dict[str, Any] | None]:
         """Rows mapped by a map function, None to drop one; `where` names rows. Raises UserError."""
-        self._load_functions()
+        self.load(models=False)
         known = self.loaded.map_functions
         if function not in known:
             near = nearest(function, known)
@@ -233,7 +211,7 @@ class Scorer:
                 hint = ' Put @register_map_function("name") above it.'
             file = quote(self._source.file.name, 40) if self._source.file else "The reward functions file"
             raise UserError("map_function", f"{file} registers no map function {quote(function, 40)}.{hint}")
-        mapped = self.host.ask(MapRequest(self._key, function, list(rows), self._timeout_s))
+        mapped = self.host.ask(scoring.MapRequest(self._key, function, list(rows), self._timeout_s))
         if failure := mapped.failure:
             row = f"one of the rows from {where(0)} on" if failure.completion is None else where(failure.completion)
             sentence = f"The map function {quote(function, 30)} {quote(failure.what, 100)} on {row}."
@@ -270,5 +248,5 @@ def reward_source(settings: RewardSettings) -> RewardSource:
     file = locate_reward_file(settings.reward_functions_file) if settings.reward_functions_file else None
     files = code_files({key: getattr(settings, key, "") for key in keys})
     stages, optional = stages or [settings.reward_functions], settings.train_mode != "grpo"
-    models = model_entries(chain(*stages), file)
+    models = model_reward.model_entries(chain(*stages), file)
     return RewardSource(stages, file, Path.cwd(), tuple(files), optional, models)

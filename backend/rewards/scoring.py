@@ -1,5 +1,8 @@
-"""Load reward functions and call each once per step, over all groups. A function that raises, hangs or returns invalid
-scores stops the run; it never counts as 0."""
+"""Load reward functions, and call each once per step, over all groups. A function that raises, hangs or returns invalid
+scores stops the run; it never counts as 0.
+
+Functions get keyword arguments. Dialect "ours" (mlx-lm-lora's signature) passes texts; "trl" passes what `GRPOTrainer`
+does: messages where the row's prompt has them. A function that indexes messages gets messages in both."""
 
 from __future__ import annotations
 
@@ -10,38 +13,69 @@ import inspect
 import io
 import json
 import linecache
+import math
+import statistics
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.rewards.calls import BadReturnError, Caller, CallError, Poll, Scores, read_scores, timeout_words, wait_on
-from backend.rewards.catalogue import locate_reward_file, metric_name, nearest, repeated_names
-from backend.rewards.errors import Failure, class_name, describe_error, printable
-from backend.rewards.inputs import ExtraLogs, Sample, TrainerState, inputs_for, with_pictures
+from backend.rewards.calls import (
+    Caller,
+    CallError,
+    Failure,
+    Poll,
+    Scores,
+    class_name,
+    describe_error,
+    printable,
+    read_scores,
+    timeout_words,
+    wait_on,
+)
+from backend.rewards.catalogue import INPUTS, metric_name, nearest, repeated_names
 from backend.rewards.registry import FunctionDescription
-from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve, stand_in_library
+from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.tools.host import ServedEnvironment
-from backend.types import Group, ToolCall, ToolResult
+from backend.types import IMAGES, Completion, Group, Problem, ToolCall, ToolResult, content_text
 from backend.utils.errors import UserError
 from backend.utils.files import DEPTH, levels
-from backend.utils.text import quote
+from backend.vision.pictures import open_picture
 
 if TYPE_CHECKING:
-    from backend.tools.runner import ToolRunner
-    from backend.tools.toolbox import RunTools
+    from backend.tools.toolbox import RunTools, Toolbox
+
+Sample = tuple[Problem, Completion]
 
 CLOSE_S = 0.8  # seconds for environments to close where nobody has closed them
 LONGEST_PRINTED = 2000  # characters of printed output in the bench, from its end
+MOST_LOGGED = 4 << 20  # characters of all columns that functions log in a step
+MOST_METRICS = 200
 _ROW_WORDS = 90  # characters for a row's problem
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerState:
+    """Progress of the run. `step`: finished steps, of `max_steps`. `epoch`: dataset passes. `max_completion_length`:
+    tokens."""
+
+    step: int = 0
+    max_steps: int = 1
+    epoch: float = 0.0
+    max_completion_length: int | None = None
+    reward_timeout: float | None = None
+
+    @property
+    def global_step(self) -> int:
+        """TRL's name for `step`."""
+        return self.step
+
+
+@dataclass(frozen=True, slots=True)
 class RewardSource:
-    """Source of functions: entries by stage, `reward_functions_file`, base folder, and executed files. `optional`: a
-    stage may have none. `models`: the entries that the trainer's process scores (`backend.judges`)."""
+    """Entries by stage, `reward_functions_file`, base folder, and executed files. `optional`: a stage may have none.
+    `models`: entries that the trainer's process scores."""
 
     stages: Sequence[Sequence[str]]
     file: Path | None
@@ -84,9 +118,8 @@ class MapRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """Start calls, then wait up to `wait_s` for the first that ends. `begin`: (conversation, environment, row) of a
-    rollout, which ends the one before. `submit`: calls by conversation. `close`: close every environment. `timeout_s`:
-    of a call."""
+    """Start calls, then wait up to `wait_s` for the first that ends. `begin`: (conversation, environment, row) of a new
+    rollout. `submit`: calls by conversation. `close`: close every environment. `timeout_s`: of a call."""
 
     key: int
     timeout_s: float
@@ -101,10 +134,9 @@ Request = LoadRequest | ScoreRequest | MapRequest | ToolRequest
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A `failure`, or the answer to a LoadRequest: functions by stage, names of map functions, and messages about
-    missing confinement; of a failed one the `problems` (setting, message). ScoreRequest: `scores` and `seconds` by
-    function, what they logged and printed. MapRequest: `rows`, None for a dropped one; the failure's `completion` is
-    the row. ToolRequest: `turns` that have ended: conversation and results, of `reset` or of its calls."""
+    """A `failure`, or the answer to a LoadRequest: functions by stage, map functions, missing confinement (`notes`); of
+    a failed one the `problems` (setting, message). ScoreRequest: `scores` and `seconds` by function, what they logged
+    and printed. MapRequest: `rows`, None for a dropped one. ToolRequest: `turns` that have ended."""
 
     failure: Failure | None = None
     problems: list[tuple[str, str]] = field(default_factory=list)
@@ -121,6 +153,18 @@ class Answer:
     printed: str = ""
     rows: list[dict[str, Any] | None] = field(default_factory=list)
 
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> Answer:
+        """From JSON. Raises TypeError for what is none."""
+        answer = cls(**fields)
+        for stage in answer.stages:
+            about: list[Any] = stage[:]
+            stage[:] = [FunctionDescription(**each | {"file": each["file"] and Path(each["file"])}) for each in about]
+        turns: list[Any] = answer.turns
+        results = [(number, [ToolResult(**each) for each in ended]) for number, ended in turns]
+        failure: Any = answer.failure
+        return replace(answer, failure=failure and Failure(**failure), turns=results)
+
 
 class FunctionHost:
     """Functions of runs by key, called in this process by `caller`."""
@@ -129,7 +173,7 @@ class FunctionHost:
 
     def __init__(self, caller: Caller, notes: Sequence[str] = (), resolve: Callable[..., Any] = resolve) -> None:
         self.caller, self._notes, self._resolve = caller, list(notes), resolve
-        self._loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None, ToolRunner | None]] = {}
+        self._loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None, Toolbox | None]] = {}
 
     def release(self, key: int) -> None:
         tools = self._loaded.pop(key, ([], None, None))[2]
@@ -153,12 +197,11 @@ class FunctionHost:
             assert file is not None
             function = file.map_functions[request.function]
             try:
-                with stand_in_library(file.functions):
-                    work = functools.partial(map_each, function, request.rows, file.path)
-                    return Answer(rows=self.caller.call(0, request.timeout_s, work))
+                work = functools.partial(map_each, function, request.rows, file.path)
+                return Answer(rows=self.caller.call(0, request.timeout_s, work))
             except CallError as call:
-                if isinstance(error := call.error, BadReturnError):
-                    return Answer(Failure.of(error.what, error.__cause__, file.path, completion=error.index))
+                if isinstance(error := call.error, Failure):
+                    return Answer(Failure.of(error.what, error.__cause__, file.path, completion=error.completion))
                 if error is not None:
                     raise error from None
                 return Answer(Failure(timeout_words(request.timeout_s), traceback=printable(call.stack)))
@@ -170,7 +213,7 @@ class FunctionHost:
                 stack.enter_context(contextlib.redirect_stderr(printed))
             samples = samples_of(request.groups)
             environments = None
-            if tools is not None and tools.toolbox.kinds:
+            if tools is not None and tools.kinds:
                 environments = [tools.environment(completion.conversation) for _, completion in samples]
                 for environment, (_, completion) in zip(environments, samples, strict=True):
                     if isinstance(environment, ServedEnvironment):
@@ -184,8 +227,8 @@ class FunctionHost:
         files = source.file, source.base
         try:
             tools = request.tools.open(executed) if request.tools else None
-            extra = tools.toolbox.rewards() if tools else []
-            if tools and tools.toolbox.kinds and not extra and not all(source.stages):
+            extra = tools.rewards() if tools else []
+            if tools and tools.kinds and not extra and not all(source.stages):
                 raise UserError("reward_functions", "Choose a reward function, or give the environment a get_reward.")
             optional = source.optional or bool(extra)
             stages: list[list[RewardFunction]] = []
@@ -197,26 +240,21 @@ class FunctionHost:
                     for entry in source.models
                 }
                 stages.append([*(models.get(entry) or next(own) for entry in entries), *own])
+                stages[-1] += extra
                 if problems := repeated_names(function.about.name for function in stages[-1]):
                     raise UserError(problems)
-                stages[-1] += extra
-                for name, count in Counter(function.about.name for function in stages[-1]).items():
-                    if count > 1:
-                        raise UserError("environment", f"{quote(name, 40)} names two functions that score; rename one.")
-            if source.file and locate_reward_file(source.file).resolve() not in executed:  # for its map functions
-                executed[locate_reward_file(source.file).resolve()] = load_reward_file(source.file)
+            file = load_reward_file(source.file, executed) if source.file else None  # for its map functions
         except UserError as error:
             named = source.file or (source.files[0] if len(source.files) == 1 else None)
             problems = [(problem.setting, problem.sentence) for problem in error.faults]
             return Answer(Failure.of(problems[0][1], error.__cause__, named), problems)
-        file = executed.get(locate_reward_file(source.file).resolve()) if source.file else None
         self._loaded[request.key] = stages, file, tools
         return Answer(
             stages=[[function.about for function in stage] for stage in stages],
             map_functions=list(file.map_functions if file else ()),
             notes=self._notes,
-            shared_schemas=tools.toolbox.shared_schemas if tools else [],
-            environment_schemas=tools.toolbox.environment_schemas if tools else {},
+            shared_schemas=tools.shared_schemas if tools else [],
+            environment_schemas=tools.environment_schemas if tools else {},
         )
 
 
@@ -228,8 +266,7 @@ def score_step(
     caller: Caller,
     environments: Sequence[Any] | None = None,
 ) -> Answer:
-    """Call each function once with all samples; async ones are awaited together, after the others. `environments`: one
-    of each sample, or None for a run without."""
+    """Call each function once with all samples; async ones are awaited together, after the others."""
     state, logs = replace(state, reward_timeout=timeout_s), ExtraLogs()
     outcomes: dict[int, tuple[Scores, float]] = {}
     waiting: dict[int, Awaitable[Any]] = {}
@@ -246,45 +283,165 @@ def score_step(
         return read_scores(await awaitable, len(samples))
 
     try:
-        with contextlib.ExitStack() as libraries:
-            for index, function in enumerate(functions):
-                inputs = inputs_for(samples, state, function.dialect, function.takes_messages)
-                inputs |= logs.loggers_for(function.about.name)
-                inputs |= {} if environments is None else {"environments": list(environments)}
-                for name in function.missing(inputs):
-                    near = nearest(name, inputs)
-                    hint = f"; the nearest is {near}" if near else ""
-                    where = "neither an input of reward functions nor a column of the dataset"
-                    return failed(index, f"asks for {name}, which is {where}{hint}")
-                try:
-                    call = functools.partial(function.call, **with_pictures(function.call_kwargs(inputs)))
-                except UserError as error:
-                    return failed(index, f"cannot be called: {error.faults[0].sentence.rstrip('.')}")
-                library = stand_in_library(function.user_file.functions) if function.user_file else None
-                start = time.perf_counter()
-                with library or contextlib.nullcontext():
-                    returned = caller.call(index, timeout_s, functools.partial(scores_or_awaitable, call))
-                if not inspect.isawaitable(returned):
-                    outcomes[index] = returned, time.perf_counter() - start
-                    continue
+        for index, function in enumerate(functions):
+            inputs = inputs_for(samples, state, function.dialect, function.takes_messages)
+            inputs |= logs.loggers_for(function.about.name)
+            inputs |= {} if environments is None else {"environments": list(environments)}
+            for name in function.missing(inputs):
+                near = nearest(name, inputs)
+                hint = f"; the nearest is {near}" if near else ""
+                where = "neither an input of reward functions nor a column of the dataset"
+                return failed(index, f"asks for {name}, which is {where}{hint}")
+            try:
+                call = functools.partial(function.call, **with_pictures(function.call_kwargs(inputs)))
+            except UserError as error:
+                return failed(index, f"cannot be called: {error.faults[0].sentence.rstrip('.')}")
+            start = time.perf_counter()
+            returned = caller.call(index, timeout_s, functools.partial(scores_or_awaitable, call))
+            if inspect.isawaitable(returned):
                 waiting[index] = awaited_scores(returned)
-                if function.user_file:
-                    libraries.enter_context(stand_in_library(function.user_file.functions))
-            if waiting:
-                outcomes |= caller.gather(timeout_s, waiting)
+            else:
+                outcomes[index] = returned, time.perf_counter() - start
+        if waiting:
+            outcomes |= caller.gather(timeout_s, waiting)
     except CallError as call:
         error, about = call.error, functions[call.index].about
         if error is None:
             own = call.stack[max(call.stack.find(f'  File "{about.file}"'), 0) :]  # outermost frame first
             return failed(call.index, timeout_words(timeout_s), traceback=printable(own))
-        if isinstance(error, BadReturnError):
-            return failed(call.index, error.what, completion=error.index)
+        if isinstance(error, Failure):
+            return failed(call.index, error.what, completion=error.completion)
         return failed(call.index, f"raised {describe_error(error, about.file)}", error, raised=True)
     for index, function in enumerate(functions):
         if wrong := logs.length_error(function.about.name, len(samples)):
             return failed(index, wrong)
     scores, seconds = zip(*(outcomes[index] for index in range(len(functions))), strict=True)
     return Answer(scores=list(scores), seconds=list(seconds), columns=logs.columns, metrics=logs.metrics)
+
+
+def inputs_for(samples: list[Sample], state: TrainerState, dialect: str, as_messages: bool = False) -> dict[str, Any]:
+    """Every input, in fresh lists with one entry per sample; columns have None for missing cells."""
+    types = [problem.type for problem, _ in samples]
+    inputs: dict[str, Any] = {
+        "prompts": [problem.prompt for problem, _ in samples],
+        "completions": [completion.text for _, completion in samples],
+        "answer": [problem.answer for problem, _ in samples],
+        "types": types if any(kind is not None for kind in types) else None,
+        "completion_ids": [list(completion.tokens) for _, completion in samples],
+        "completions_ids": [list(completion.tokens) for _, completion in samples],
+        "trainer_state": state,
+    }
+    is_trl = dialect == "trl"
+    ours = ("prompts", "completions", "completion_ids", "trainer_state") if is_trl else INPUTS
+    for index, (problem, completion) in enumerate(samples):
+        if as_messages or (is_trl and (_is_chat(problem) or completion.turns)):
+            chat = problem.messages or [{"role": "user", "content": problem.prompt}]
+            inputs["prompts"][index] = copy.deepcopy(chat)
+            written = [message for turn in completion.turns for message in turn.messages()]
+            inputs["completions"][index] = written or [{"role": "assistant", "content": completion.text}]
+    rows = [{**problem.row, **completion.columns} for problem, completion in samples]
+    columns = dict.fromkeys(name for row in rows for name in row if name not in ours)
+    return inputs | {name: [row.get(name) for row in rows] for name in columns}
+
+
+def with_pictures(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs with images of PIL, not yet decoded, in columns of paths, as in TRL. Raises UserError."""
+    opened = functools.cache(open_picture)
+
+    def converted(value: Any) -> Any:
+        return [converted(each) for each in value] if isinstance(value, list) else value and opened(value)
+
+    return inputs | {name: converted(inputs[name]) for name in IMAGES if name in inputs}
+
+
+def _is_chat(problem: Problem) -> bool:
+    if "prompt" in problem.row:
+        return isinstance(problem.row["prompt"], list)
+    ends = [column[-1] for column in problem.row.values() if isinstance(column, list) and column]
+    last = [content_text(message["content"]) for message in problem.messages[-1:]]
+    return any(
+        isinstance(message, Mapping) and [content_text(message.get("content") or "")] == last for message in ends
+    )
+
+
+TRAINER_METRICS = (
+    *("loss", "reward", "reward_std", "frac_reward_zero_std", "frac_groups_without_signal", "kl", "entropy"),
+    *("learning_rate", "grad_norm", "epoch", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total"),
+    *("hit_max_tokens_ratio", "peak_memory_gb", "num_tokens", "reward_std_within_groups", "waiting_share"),
+    *("rollout_tokens_per_second", "train_tokens_per_second", "grad_clipped"),
+)
+_TRAINER_PREFIXES = (
+    *("rewards/", "judge/", "completions/", "time/", "sampling/", "peak_memory_gb/", "process/", "machine/"),
+    *("ranks/", "eval_"),
+)
+
+
+class ExtraLogs:
+    """TRL's `log_extra` and `log_metric`. Bad arguments raise in user code, at the right line."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[Any]] = {}
+        self._owners: dict[str, str] = {}  # column → the function that logged it
+        self._metrics: dict[str, list[float]] = {}
+        self._logged = 0
+
+    def loggers_for(self, function: str) -> dict[str, Callable[..., None]]:
+        """`log_extra(column, values)` and `log_metric(name, value)` for one function."""
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            _check_name("log_extra", column)
+            if (owner := self._owners.setdefault(column, function)) != function:
+                raise ValueError(f"the column {column} was logged by {owner} already")
+            if isinstance(values, str | bytes | Mapping):
+                raise TypeError(f"log_extra takes a list of values, one a completion, not {type(values).__name__}")
+            added = [_as_json(value) for value in getattr(values, "tolist", lambda: values)()]
+            self._logged += len(json.dumps(added))
+            if self._logged > MOST_LOGGED:
+                raise ValueError(
+                    f"log_extra takes {MOST_LOGGED >> 20} MB in a step, and the column {column} is over it"
+                )
+            self.columns.setdefault(column, []).extend(added)
+
+        def log_metric(name: str, value: float) -> None:
+            _check_name("log_metric", name)
+            if name in TRAINER_METRICS or name.startswith(_TRAINER_PREFIXES):
+                raise ValueError(f"{name} is a metric of the trainer; log yours under another name")
+            if len(self._metrics.keys() | {name}) > MOST_METRICS:
+                raise ValueError(f"log_metric takes {MOST_METRICS} names in a step, and {name} is one more")
+            number = float(value)
+            if not math.isfinite(number):
+                raise ValueError(f"log_metric takes a finite number, and {name} is {number}")
+            self._metrics.setdefault(name, []).append(number)
+
+        return {"log_extra": log_extra, "log_metric": log_metric}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metric → mean of its values in this step."""
+        return {name: statistics.fmean(values) for name, values in self._metrics.items()}
+
+    def length_error(self, function: str, count: int) -> str:
+        """Problem with a function's columns, which need `count` values, or ""."""
+        for column, values in self.columns.items():
+            if self._owners[column] == function and len(values) != count:
+                return f"logged {len(values)} values in the column {column} for {count} completions"
+        return ""
+
+
+def _check_name(function: str, name: Any) -> None:
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise ValueError(f"{function} takes a name on one line first, not {name!r}")
+
+
+def _as_json(value: Any) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:
@@ -301,22 +458,22 @@ def total_reward(scores: Iterable[float | None], weights: Iterable[float]) -> fl
 def map_each(
     call: Callable[[dict[str, Any]], Any], rows: Sequence[dict[str, Any]], file: Path | None
 ) -> list[dict[str, Any] | None]:
-    """Map each row; None drops one. Results must be JSON; dates and the like become text. Raises BadReturnError."""
+    """Map each row; None drops one. Results must be JSON; dates and the like become text. Raises Failure."""
     mapped: list[dict[str, Any] | None] = []
     for index, row in enumerate(rows):
         try:
             returned = call(copy.deepcopy(row))
         except Exception as error:
-            raise BadReturnError(f"raised {describe_error(error, file, _ROW_WORDS)}", index) from error
+            raise Failure(f"raised {describe_error(error, file, _ROW_WORDS)}", completion=index) from error
         if returned is not None and not isinstance(returned, dict):
-            raise BadReturnError(f"returned {class_name(returned)}, not a dict of columns or None", index)
+            raise Failure(f"returned {class_name(returned)}, not a dict of columns or None", completion=index)
         if returned is not None and (not returned or not all(isinstance(name, str) for name in returned)):
-            raise BadReturnError("returned a dict whose keys are not all names of columns", index)
+            raise Failure("returned a dict whose keys are not all names of columns", completion=index)
         try:
             row = json.loads(json.dumps(returned, allow_nan=False, default=str))
         except Exception:  # NaN, a circle, or an object whose text raises
-            raise BadReturnError("returned a row with a value that JSON cannot hold", index) from None
+            raise Failure("returned a row with a value that JSON cannot hold", completion=index) from None
         if levels(row, DEPTH) > DEPTH:
-            raise BadReturnError(f"returned a row that is nested more than {DEPTH} levels deep", index)
+            raise Failure(f"returned a row that is nested more than {DEPTH} levels deep", completion=index)
         mapped.append(row)
     return mapped

@@ -16,9 +16,9 @@ LEAST, MOST = 0.1, 10.0  # bounds of an adaptive weight, relative to its initial
 
 
 class WeightSchedule:
-    """Weights of a run's reward functions by step. `constant`: `weights`. `linear`: from `weights` at step 1 to `final`
-    at step `steps`, then constant. `adaptive`: every `every` steps a weight is multiplied by 1.2 if the mean success
-    rate over `window` steps is below 0.3, by 0.9 above 0.8, within a tenth and ten times its initial value."""
+    """Weights by step. `linear`: from `weights` at step 1 to `final` at step `steps`. `adaptive`: every `every` steps ×
+    1.2 if the mean success rate over `window` steps is below 0.3, × 0.9 above 0.8, within a tenth and ten times the
+    start."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class WeightSchedule:
         every: int = 10,
         window: int = 10,
     ) -> None:
-        """`names` of the functions, in order of `weights`, are needed for `adaptive`. Raises ValueError for weights
-        that are not finite, and for linear ones over one step."""
+        """`names` are needed for `adaptive`. Raises ValueError for weights that are not finite, and linear ones over
+        one step."""
         if not all(map(math.isfinite, [*weights, *(final or [])])):
             raise ValueError("every reward weight must be a finite number")
         if kind == "linear" and steps < 2:
@@ -70,8 +70,8 @@ class WeightSchedule:
             self._factors[name] = min(max(self._factors[name] * change, LEAST), MOST)
 
     def observe_scores(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """`observe` the success rates of a step's completions; returns them. Success is a score above the middle of the
-        function's range in this run, 0 included. Functions with only zeros so far are left out."""
+        """`observe` the success rates of a step, and return them. Success is a score above the middle of the function's
+        range in this run, 0 included; functions with only zeros so far are left out."""
         success: dict[str, float] = {}
         for name in self.names:
             given = (completion.scores.get(name) for group in groups for completion in group.completions)

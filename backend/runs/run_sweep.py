@@ -23,7 +23,7 @@ from backend.data.rows import SPLITS, LazyRows, Rows, Splits
 from backend.engine.cpu import left_nothing
 from backend.models.policy import load_base
 from backend.rewards.scorer import SharedProcesses
-from backend.rewards.worker_process import RewardWorker
+from backend.rewards.worker import RewardWorker
 from backend.runs import checkpoint
 from backend.runs.events import last_event
 from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock, inherited_lock

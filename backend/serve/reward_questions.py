@@ -19,17 +19,22 @@ from backend.config.config import Config, keys_used_by, parse
 from backend.rewards.allowed_code import AllowedServers, code_files, read_code
 from backend.rewards.bench import (
     RewardBench,
+    cases_file,
     group_of,
     groups_in,
+    is_same,
     line_of,
     merge_consecutive,
+    new_case,
+    read_cases,
     read_groups,
+    rerun,
     reward_file_of,
     score_lines,
+    write_cases,
 )
-from backend.rewards.cases import cases_file, is_same, new_case, read_cases, rerun, write_cases
+from backend.rewards.calls import RewardError
 from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
-from backend.rewards.errors import RewardError
 from backend.runs.completion_rows import CompletionIndex, ScoringRow
 from backend.runs.run_folder import RunFolder
 from backend.serve.questions import QuestionCall

@@ -23,8 +23,7 @@ _SECTION = re.compile(r"^\s*(?:Args|Arguments|Returns|Raises|Example|Examples|Yi
 
 @dataclass(frozen=True, slots=True)
 class ListedTool:
-    """A tool and where it is from: a file's name, a class, or "MCP server". `schema` is a function's JSON schema.
-    `environment`: rows that have it."""
+    """`origin`: a file's name, a class, or "MCP server". `schema`: JSON schema. `environment`: rows that have it."""
 
     schema: Mapping[str, Any]
     origin: str
@@ -67,8 +66,7 @@ def type_text(schema: Mapping[str, Any]) -> str:
 
 
 def listed_tools(settings: Mapping[str, Any]) -> list[ListedTool]:
-    """The public functions of the tools file, and the tools of its environments, as their source has them. Raises
-    UserError on `tools_file` or `environment`."""
+    """Public functions of the tools file, and tools of the environments, by their source. Raises UserError."""
     listed: list[ListedTool] = []
     if file := str(settings.get("tools_file") or "").strip():
         path = user_path(file, "tools_file", Path.cwd())

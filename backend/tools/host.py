@@ -18,8 +18,8 @@ NOT_TOOLS = ("reset", "get_reward", "close")
 
 @dataclass(frozen=True, slots=True)
 class ToolSchemas:
-    """JSON schemas as chat templates take them (`transformers.utils.get_json_schema`). `shared`: of tools that every
-    row has; `by_environment`: of those that a row of this environment has besides, under "" if there is only one."""
+    """JSON schemas as chat templates take them. `shared`: of tools that every row has; `by_environment`: of those that
+    a row of it has besides, under "" if there is only one."""
 
     shared: Sequence[dict[str, Any]] = ()
     by_environment: Mapping[str, Sequence[dict[str, Any]]] | None = None
@@ -61,8 +61,8 @@ class ToolHost(Protocol):
     schemas: ToolSchemas
 
     def begin(self, rows: Sequence[Mapping[str, Any]], poll: Poll) -> list[tuple[int, str | None]]:
-        """Begin a rollout: one conversation for each row. → its number, and the text that its environment's `reset`
-        returned. Environments of earlier rollouts are free again. Raises UserError where `reset` fails."""
+        """One conversation for each row of a new rollout. → its number, and the text of its environment's `reset`.
+        Raises UserError where that fails."""
         ...
 
     def submit(self, conversation: int, calls: Sequence[ToolCall], poll: Poll) -> None:
@@ -70,8 +70,7 @@ class ToolHost(Protocol):
         ...
 
     def finished(self, wait_s: float, poll: Poll) -> list[tuple[int, list[ToolResult]]]:
-        """(conversation, results of its calls) of all that have ended since the last call. Waits up to `wait_s` for
-        the first. Errors, time-outs and crashes are results."""
+        """(conversation, results) of all that have ended since the last call, after up to `wait_s` for the first."""
         ...
 
     def new_notes(self) -> list[str]:

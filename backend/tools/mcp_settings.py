@@ -108,8 +108,7 @@ def named_servers(settings: Mapping[str, Any]) -> dict[str, ServerSettings]:
 
 
 def with_absolute_paths(about: Any, folder: Path) -> Any:
-    """A server whose `command`, `args` and `cwd` name files and folders of `folder` by absolute paths. A command
-    without a slash stays, since it is looked up in PATH."""
+    """A server with absolute paths of files and folders in `folder`; a command without a slash stays."""
     if server_fault("", about):
         return about
     server = ServerSettings(**about)

@@ -12,9 +12,9 @@ from backend.config.config import Config
 from backend.config.stages import scoring_of
 from backend.rewards.allowed_code import code_files, read_code
 from backend.rewards.calls import Poll, wait_on
-from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scorer import Scorer
+from backend.rewards.scoring import TrainerState
 from backend.rewards.weights import WeightSchedule
 from backend.training.advantages import advantages
 from backend.types import Group

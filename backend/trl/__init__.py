@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.other_programs.translation import PROGRAMS
-from backend.rewards.errors import class_name
+from backend.rewards.calls import class_name
 from backend.rewards.registry import REWARD_REGISTRY
 from backend.trainer.library.training import TrainedRun, resume, train
 from backend.utils.errors import UserError

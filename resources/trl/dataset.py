@@ -20,7 +20,7 @@ from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.rows import RowSteps
 from backend.data.rows import Splits, hold_out, row_name, stepped
 from backend.data.rows import Found
-from backend.rewards.resolve import load_reward_file, stand_in_library
+from backend.rewards.resolve import load_reward_file
 from backend.rewards.scoring import map_each
 from backend.utils.errors import UserError
 
@@ -97,8 +97,7 @@ def _map_rows(
     function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
 ) -> list[dict[str, Any] | None]:
     file = load_reward_file(HERE / settings().reward_functions_file)
-    with stand_in_library(file.functions):
-        return map_each(file.map_functions[function], rows, file.path)
+    return map_each(file.map_functions[function], rows, file.path)
 
 
 def _write(file: Path, rows: Iterable[dict[str, Any]], form: PromptFormat, source: str) -> None:

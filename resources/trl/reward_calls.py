@@ -11,15 +11,14 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from backend.data.problems import problem_of
 from backend.rewards.catalogue import find_call
-from backend.rewards.resolve import RewardFile, RewardFunction, resolve, stand_in_library
-from backend.rewards.inputs import TrainerState, inputs_for
+from backend.rewards.resolve import RewardFile, RewardFunction, resolve
+from backend.rewards.scoring import TrainerState, inputs_for
 from backend.rewards.calls import read_scores
 from backend.types import Completion
 from dataset import HERE, prompt_format, settings
@@ -41,8 +40,7 @@ def reward_functions() -> list[TrlReward]:
 
 def _as_trl_calls_it(function: RewardFunction) -> Callable[..., Any]:
     def score(prompts: list[Any], completions: list[Any], **given: Any) -> list[float | None]:
-        with _library_of(function):
-            return read_scores(function.call(**_arguments(function, prompts, completions, given)), len(completions))
+        return read_scores(function.call(**_arguments(function, prompts, completions, given)), len(completions))
 
     async def score_concurrently(prompts: list[Any], completions: list[Any], **given: Any) -> list[float | None]:
         returned = function.call(**_arguments(function, prompts, completions, given))
@@ -53,11 +51,6 @@ def _as_trl_calls_it(function: RewardFunction) -> Callable[..., Any]:
     chosen.__name__ = chosen.__qualname__ = function.about.name
     chosen.__doc__ = inspect.getdoc(function.call)
     return chosen
-
-
-def _library_of(function: RewardFunction) -> AbstractContextManager[None]:
-    """While a user's function runs, `mlx_lm_lora` can be imported, as in GRPO Studio."""
-    return stand_in_library(dict(function.user_file.functions)) if function.user_file else nullcontext()
 
 
 def _arguments(

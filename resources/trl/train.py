@@ -67,7 +67,7 @@ GROUPS, GROUP_CHARACTERS = 4, 6000  # of the completions in such lines, which mu
 CONFIG = FOLDER / "grpo_config.yaml"
 SETTINGS = rows_of_the_run.settings()
 SETTINGS.updates_per_step = SETTINGS.num_iterations * SETTINGS.steps_per_generation
-TOOLS = run_tools(SETTINGS).open(EXECUTED).toolbox
+TOOLS = run_tools(SETTINGS).open(EXECUTED)
 PROMPTS_PER_STEP = SETTINGS.batch_size * SETTINGS.gradient_accumulation_steps * SETTINGS.steps_per_generation
 
 

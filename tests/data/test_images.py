@@ -24,7 +24,7 @@ from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import Rows, read_splits
 from backend.models.tokenizers import load_tokenizer
-from backend.rewards.inputs import TrainerState, inputs_for, with_pictures
+from backend.rewards.scoring import TrainerState, inputs_for, with_pictures
 from backend.serve.dataset_questions import preview_row
 from backend.serve.questions import QuestionCall
 from backend.training.self_distillation import add_teacher_prompts

@@ -18,9 +18,9 @@ from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.rows import Rows, Splits, read_splits
 from backend.export.trl_folder import export_trl, needed_modules
 from backend.rewards.catalogue import JUDGE, builtin_rewards
-from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
 from backend.rewards.scorer import begin_scorer
+from backend.rewards.scoring import TrainerState
 from backend.types import Completion, Group
 from backend.utils.errors import UserError
 from backend.utils.places import demo_folder, resources
@@ -181,7 +181,7 @@ def test_tools_and_environments_are_carried(tmp_path: Path) -> None:
     assert yaml.safe_load((exported.path / "grpo_config.yaml").read_text())["max_tool_calling_iterations"] == 3
     opened = (
         "import json, dataset; from backend.tools.toolbox import run_tools; dataset.prepare();"
-        "tools = run_tools(dataset.settings()).open({}).toolbox; row = json.loads(dataset.TRAIN.read_text());"
+        "tools = run_tools(dataset.settings()).open({}); row = json.loads(dataset.TRAIN.read_text());"
         "print([*tools.tools], tools.environment_schemas['word'][0]['function']['name'], row['environment'])"
     )
     run = subprocess.run(

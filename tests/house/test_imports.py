@@ -33,7 +33,7 @@ FORBIDDEN: list[tuple[str, tuple[str, ...]]] = [
 ALLOWED = {
     ("app.state.draft", "PySide6.QtGui"),  # QUndoStack is in QtGui
     ("backend.rewards", "backend.training.advantages"),
-    ("backend.rewards.findings", "backend.trainer.health.rules"),
+    ("backend.rewards.bench", "backend.trainer.health.rules"),
     ("backend.sampling.chat", "backend.trainer.memory.estimate"),
 }
 

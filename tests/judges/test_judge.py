@@ -11,15 +11,14 @@ from typing import Any
 import keyring
 import pytest
 
-from backend.judges.judge import FILE, Judge, open_judge
+from backend.judges.judge import FILE, Judge, UnreadableError, open_judge, read_group, read_single
 from backend.judges.model_reward import ModelScores, UnreachableJudgeError
-from backend.judges.prompts import UnreadableError, read_group, read_single
 from backend.judges.rubric import Rubric, bundled_rubrics, read_rubric
 from backend.judges.server import find_servers, save_key
 from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.catalogue import RewardCall
-from backend.rewards.inputs import TrainerState
+from backend.rewards.scoring import TrainerState
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
 from tests.support.judge_server import JudgeServer, judge_server, trajectories

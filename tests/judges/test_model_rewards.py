@@ -14,19 +14,17 @@ from mlx_lm.utils import load
 
 from backend.config.config import Config, parse
 from backend.judges import local_model as module
-from backend.judges import prompts, reward_model
+from backend.judges import reward_model
 from backend.judges.judge import open_judge
 from backend.judges.local_model import LocalModel, SharingSampler, local_model
 from backend.judges.model_reward import ModelScores, model_entries
 from backend.judges.reward_model import open_reward_model
 from backend.rewards.bench import RewardBench, line_of, score_lines
-from backend.rewards.calls import ThreadCaller
+from backend.rewards.calls import Failure, RewardError, ThreadCaller
 from backend.rewards.catalogue import RewardCall, canonical_entry, metric_name, read_call, with_absolute_file
-from backend.rewards.errors import Failure, RewardError
-from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import FunctionHost, RewardSource
+from backend.rewards.scoring import FunctionHost, RewardSource, TrainerState
 from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.memory.phases import MemoryModel
 from backend.types import Completion, Group, Problem
@@ -234,7 +232,7 @@ def test_replies_have_their_schema_and_no_thoughts(models: Path, monkeypatch: py
 def test_a_judge_scores_with_it_and_frees_its_memory(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "REASON_LENGTH", 4)
+    monkeypatch.setattr("backend.judges.judge.REASON_LENGTH", 4)
     gc.collect()
     before = mx.get_active_memory()
     rubric = tmp_path / "rubric.toml"

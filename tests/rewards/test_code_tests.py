@@ -14,16 +14,14 @@ import pytest
 
 from backend.config.config import parse
 from backend.data.rows import check_columns
+from backend.rewards.calls import RewardError
 from backend.rewards.confinement.confine import FOLDER_PREFIX
-from backend.rewards.errors import RewardError
 from backend.rewards.functions import code
-from backend.rewards.functions.code import same_output
-from backend.rewards.inputs import TrainerState
-from backend.rewards.program_tests import UnusableTestsError, row_tests
+from backend.rewards.functions.code import UnusableTestsError, row_tests, same_output
 from backend.rewards.programs import NotPlainError, decoded, encoded, runner
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import RewardSource
-from backend.rewards.worker_process import RewardWorker
+from backend.rewards.scoring import RewardSource, TrainerState
+from backend.rewards.worker import RewardWorker
 from tests.support.cases import cases
 from tests.support.scoring import make_group, report_of
 
@@ -175,7 +173,7 @@ MORE = {
     "raises in every test": "def add(a, b): raise SystemExit(0)",
     "prints a verdict": "print('[0]\\n[1]\\n2 passed')\ndef add(a, b): return 9",
     "patches the comparison": "import operator\noperator.eq = lambda a, b: True\ndef add(a, b): return 9",
-    "imports our comparison": "import backend.rewards.program_tests\n" + ADD,
+    "imports our comparison": "import backend.rewards.functions.code\n" + ADD,
     "looks for the code of another": "import gc, sys\nframe, seen = sys._getframe(), gc.get_objects()\n"
     "while frame: seen += [frame.f_locals, frame.f_globals, sys.argv, sys.orig_argv]; frame = frame.f_back\n"
     "found = any('HON'.replace('N', 'NEST') in str(o) for o in seen if type(o) in (dict, list, tuple))\n"

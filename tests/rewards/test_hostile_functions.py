@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from backend.rewards.confinement.confine import FOLDER_PREFIX
-from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import begin_scorer
-from backend.rewards.worker_process import RewardWorker
+from backend.rewards.scoring import TrainerState
+from backend.rewards.worker import RewardWorker
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
@@ -32,7 +32,7 @@ MARK = "GRPO_HOSTILE_TEST"
 TIMEOUT_S, AMPLE_S = 0.4, 8.0
 RUNNING = r"was still running after 0.4 s \(reward_timeout\)"
 PIPE = r"(closed or replaced|wrote something of its own into) the pipe by which scores are returned"
-SPOILED = "left Python in a state in which its process could not go on"
+SPOILED = r"ended the process it ran in \(exit code 1\)"
 SCORED = "^$"
 EVERY_FILE = "for fd in range(3, 64):\n    try: {}\n    except OSError: pass\n"
 
@@ -133,10 +133,6 @@ MORE = {
     "hangs as a number": ("class A:\n    def __float__(self): time.sleep(99)\nreturn [A(), A()]", RUNNING),
     "returns without end": ("import itertools; return itertools.repeat(1.0)", RUNNING),
     "hangs after its own mark": (EVERY_FILE.format("os.write(fd, b'\\x1e[-1, true]\\n')") + "time.sleep(99)", PIPE),
-    "hangs after a mark of ours": (
-        "import gc; [c._mark(-1) for c in gc.get_objects() if type(c).__name__ == 'Caller']; time.sleep(99)",
-        "gave no answer for 10 s and more",
-    ),
     "forks away from whoever ends it": (
         "for _ in range(16):\n    if os.fork() == 0:\n        os.setsid()\n        while not os.fork(): pass\n"
         "        os._exit(0)",
@@ -151,7 +147,7 @@ MORE = {
     ),
     "gives itself no memory": (
         "import resource; resource.setrlimit(resource.RLIMIT_DATA, (0, 0)); bytearray(1 << 24)",
-        f"MemoryError|{SPOILED}|ended the process it ran in",
+        "MemoryError|ended the process it ran in",
     ),
     "gives itself no files": ("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", SCORED),
     "fills its folder": ("for n in range(20): open(str(n), 'wb').write(b'x' * 5_000_000)", SCORED),
@@ -181,16 +177,6 @@ MORE = {
 }
 ENDS_CLEAN = ("Error", "Exit", "score", "Odd")
 """Messages after which the worker is as it was, and is used again."""
-FORGED = "import gc\nmark = next(c._report for c in gc.get_objects() if type(c).__name__ == 'Caller')\n"
-SEND = f"{FORGED}send = next(cell.cell_contents for cell in mark.__closure__ if callable(cell.cell_contents))\n"
-HOSTILE |= {
-    "hangs after a mark of no function": (f"{FORGED}mark(99); time.sleep(99)", PIPE),
-    "forges too many scores": (SEND + 'send(\'{"scores": [[1, 1, 1]], "seconds": [0]}\'); time.sleep(99)', PIPE),
-    "forges a failure elsewhere": (
-        SEND + 'send(\'{"failure": {"what": "is fine", "function": 0, "completion": 9}}\'); time.sleep(99)',
-        PIPE,
-    ),
-}
 HEAD = """
 import asyncio, atexit, ctypes, fcntl, json, os, signal, socket, subprocess, sys, threading, time
 from backend.rewards import register_reward_function

@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
+from backend.rewards.calls import RewardError
 from backend.rewards.confinement.confine import FOLDER_PREFIX, make_working_folder
-from backend.rewards.errors import RewardError
-from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import Answer, RewardSource
-from backend.rewards.worker_process import RewardWorker
+from backend.rewards.scoring import Answer, RewardSource, TrainerState
+from backend.rewards.worker import RewardWorker
 from backend.types import Group
 from backend.utils import file_lock
 from tests.support.scoring import make_group, score
@@ -197,7 +196,7 @@ def test_a_function_that_hangs_ends_with_its_trainer(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom backend.rewards.scorer import Scorer\n"
         "from backend.rewards.scoring import Answer, RewardSource\n"
-        "from backend.rewards.worker_process import RewardWorker\n"
+        "from backend.rewards.worker import RewardWorker\n"
         "file = Path(sys.argv[1])\nsource = RewardSource([[f'{file}::f']], None, file.parent, (file,))\n"
         "Scorer(source, RewardWorker(), 60).load()\n"
     )

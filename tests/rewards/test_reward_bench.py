@@ -13,8 +13,17 @@ from typer.testing import CliRunner, Result
 from backend.__main__ import app
 from backend.config.config import Config, read
 from backend.rewards.allowed_code import read_code
-from backend.rewards.bench import RewardBench, group_of, line_of, score_lines
-from backend.rewards.cases import cases_file, new_case, read_cases, rerun, write_cases
+from backend.rewards.bench import (
+    RewardBench,
+    cases_file,
+    group_of,
+    line_of,
+    new_case,
+    read_cases,
+    rerun,
+    score_lines,
+    write_cases,
+)
 from backend.runs.run_folder import RunFolder
 from backend.serve import reward_questions as handlers
 from backend.serve.questions import Cancelled, QuestionCall

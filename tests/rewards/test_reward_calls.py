@@ -429,7 +429,5 @@ NAMES = ["r1_accuracy", "r1_int", "accuracy_reward(name=right)", "mine.py::brevi
 
 
 def test_functions_that_compare_are_left_out_without_an_answer():
-    chosen = scorable(NAMES, [1.0, 2.0, 3.0, 4.0, 5.0], has_answer=False)
-    assert chosen.names == ["r1_int", "mine.py::brevity"] and chosen.weights == [2.0, 4.0]
-    assert chosen.left_out == ["r1_accuracy_reward_func", "right", "jaccard"]
-    assert scorable(NAMES, [], has_answer=True) == (NAMES, [1.0] * 5, [])
+    assert scorable(NAMES, [1.0, 2.0, 3.0, 4.0, 5.0], has_answer=False) == (["r1_int", "mine.py::brevity"], [2.0, 4.0])
+    assert scorable(NAMES, [], has_answer=True) == (NAMES, [1.0] * 5)

@@ -18,8 +18,8 @@ import pytest
 
 from backend.rewards import calls as timeout
 from backend.rewards import get_reward_function
+from backend.rewards.calls import Failure, RewardError, describe_error
 from backend.rewards.catalogue import DEFAULT_REWARDS
-from backend.rewards.errors import Failure, RewardError, describe_error
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import resolve
 from backend.rewards.weights import WeightSchedule
@@ -290,7 +290,7 @@ def test_in_the_app_a_missing_module_comes_with_advice(tmp_path: Path, monkeypat
         exec(compile(file.read_text(), str(file), "exec"), {"__name__": "theirs"})
     words = describe_error(missing.value, file)
     assert "sentence_transformers" in words and words.endswith("line 1)")
-    monkeypatch.setattr("backend.rewards.errors.is_bundled", lambda: True)
+    monkeypatch.setattr("backend.rewards.calls.is_bundled", lambda: True)
     assert describe_error(missing.value, file) == f"{words}; not in the app: use grpo-studio from pip"
 
 

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.rewards.calls import RewardError
 from backend.rewards.catalogue import COMPARING_REWARDS, JUDGE, builtin_rewards
-from backend.rewards.errors import RewardError
 from backend.rewards.functions import math_equality
 from backend.rewards.functions.answers import value
 from backend.rewards.functions.formats import regex_match
 from backend.rewards.functions.math_equality import answer_part, correct, final_answer
-from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
+from backend.rewards.scoring import TrainerState
 from backend.utils.errors import UserError
 from tests.support.cases import cases
 from tests.support.cpu_time import Work

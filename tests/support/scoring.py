@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from backend.rewards.calls import Poll, ThreadCaller, wait_on
-from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import RewardFunction, resolve
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import Answer, FunctionHost, RewardSource
+from backend.rewards.scoring import Answer, FunctionHost, RewardSource, TrainerState
 from backend.types import Completion, Group, Problem
 
 _caller = ThreadCaller()  # one for all steps, as a run has it

@@ -16,8 +16,7 @@ import pytest
 
 from backend.config.checks import cross_setting_faults
 from backend.config.config import resolve_paths
-from backend.tools import mcp_servers
-from backend.tools.mcp_servers import McpServers
+from backend.tools.load import McpServers
 from backend.types import ToolCall, ToolResult
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
@@ -238,7 +237,7 @@ def test_servers_that_do_not_start_are_named_with_their_last_line() -> None:
 
 
 def test_missing_package_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_servers, "find_spec", lambda name: None)
+    monkeypatch.setattr("backend.tools.load.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"not installed: pip install 'grpo-studio\[mcp\]'"):
         start(a=OLD)
 

@@ -15,13 +15,11 @@ import pytest
 from backend.config.checks import cross_setting_faults
 from backend.config.config import parse, resolve_paths
 from backend.rewards.calls import wait_on
-from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import begin_scorer
+from backend.rewards.scoring import TrainerState
 from backend.tools.host import ToolHost
-from backend.tools.load import load_tools
+from backend.tools.load import ScorerTools, load_tools, openenv_tools
 from backend.tools.mcp_settings import openenv_servers
-from backend.tools.openenv import openenv_tools
-from backend.tools.scorer_tools import ScorerTools
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
 from backend.utils.places import resources

@@ -15,12 +15,11 @@ import pytest
 from backend.config.config import parse, resolve_paths
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import ThreadCaller, wait_on
-from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import RewardFunction
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import FunctionHost, RewardSource
-from backend.tools import runner
-from backend.tools.scorer_tools import ScorerTools
+from backend.rewards.scoring import FunctionHost, RewardSource, TrainerState
+from backend.tools import toolbox
+from backend.tools.load import ScorerTools
 from backend.tools.toolbox import RunTools, Toolbox, run_tools
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
@@ -210,7 +209,7 @@ def test_errors_are_results_as_in_trl() -> None:
 
 
 def test_long_and_odd_results_are_cut_and_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "LONGEST_RESULT", 10)
+    monkeypatch.setattr(toolbox, "LONGEST_RESULT", 10)
 
     def long() -> str:
         return "\ud800" + "a" * 20
@@ -357,7 +356,7 @@ def load(tmp_path: Path):
     def load(text: str = FILE, **settings: Any) -> Toolbox:
         (tmp_path / "mine.py").write_text(dedent(text))
         raw = resolve_paths(tmp_path, {"model": "m", "data": "d", **settings})
-        return run_tools(parse(raw)).open({}).toolbox
+        return run_tools(parse(raw)).open({})
 
     return load
 

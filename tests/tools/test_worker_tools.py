@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 
 from backend.rewards.calls import wait_on
-from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import RewardSource, ToolRequest
-from backend.rewards.worker_process import RewardWorker
+from backend.rewards.scoring import RewardSource, ToolRequest, TrainerState
+from backend.rewards.worker import RewardWorker
 from backend.tools.host import Poll, ToolSchemas
-from backend.tools.load import SeveralHosts
-from backend.tools.runner import ToolRunner
-from backend.tools.scorer_tools import ScorerTools
-from backend.tools.toolbox import RunTools
+from backend.tools.load import ScorerTools, SeveralHosts
+from backend.tools.toolbox import RunTools, Toolbox
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult
 from backend.utils.errors import UserError
 from backend.utils.places import resources
@@ -248,7 +245,7 @@ CALCULATOR, SEARCH = resources() / "examples" / "calculator.py", resources() / "
 WORDLE = resources() / "examples" / "wordle.py"
 
 
-def play(tools: ToolRunner, *calls: ToolCall, row: dict[str, Any] | None = None) -> list[ToolResult]:
+def play(tools: Toolbox, *calls: ToolCall, row: dict[str, Any] | None = None) -> list[ToolResult]:
     """The results of these calls in one conversation, that of the environment's reset first."""
     results = tools.run(ToolRequest(0, timeout_s=5.0, wait_s=5.0, begin=[(0, "", row)]))[0][1] if row else []
     return results + tools.run(ToolRequest(0, timeout_s=5.0, wait_s=5.0, submit={0: calls}))[0][1]
@@ -281,12 +278,12 @@ def test_search_finds_the_passage_of_every_question() -> None:
 
 def test_wordle_marks_each_letter_once_and_scores_a_game() -> None:
     tools = RunTools(None, (), {"": (WORDLE, "Wordle")}).open({})
-    assert [schema["function"]["name"] for schema in tools.toolbox.environment_schemas[""]] == ["guess"]
+    assert [schema["function"]["name"] for schema in tools.environment_schemas[""]] == ["guess"]
     words = ("geese", "Crane", "toast", "crane")
     opening, *guesses = play(tools, *(ToolCall("guess", {"word": word}) for word in words), row={"answer": "crane"})
     assert opening.content.startswith("Guess the hidden word of 5 letters.")
     assert guesses[0].content == "----G 5 left." and guesses[1].content == "GGGGG Solved in 2."
     assert [guess.failed for guess in guesses] == [False, False, True, True]
-    (reward,) = tools.toolbox.rewards()
+    (reward,) = tools.rewards()
     played = tools.environment(0)
     assert reward.about.name == "Wordle" and reward.call(environments=[played]) == [0.9]

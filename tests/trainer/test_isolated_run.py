@@ -14,7 +14,7 @@ from backend.cli.common import logging_to
 from backend.config.config import Config, parse
 from backend.models import policy as policy_module
 from backend.rewards.allowed_code import allow_named
-from backend.rewards.findings import Sample, Scores, verdicts
+from backend.rewards.bench import Sample, Scores, verdicts
 from backend.runs.run_folder import RunFolder
 from backend.trainer import trial_sampling
 from backend.trainer.trial_sampling import Pick, TrialSampler

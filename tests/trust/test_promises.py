@@ -42,7 +42,7 @@ def test_the_document_names_tests_that_exist() -> None:
         assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no test {name}"
 
 
-OWN_PICKLES = [ROOT / "backend" / "rewards" / name for name in ("worker.py", "worker_process.py")]
+OWN_PICKLES = [ROOT / "backend" / "rewards" / "worker.py"]
 """What the trainer sends to its own scoring process, over a pipe; what comes back is JSON."""
 
 

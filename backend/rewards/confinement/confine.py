@@ -7,6 +7,7 @@ as the system supports it. Does not prevent filling the disk, reading other file
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import pwd
@@ -17,7 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -52,17 +53,15 @@ class Confinement:
 
 
 def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) -> Confinement:
-    """Restrict this process and its children to writing `writable` and not reading `secrets`, as far as the system
-    supports it. Call once in a fresh child. Raises RuntimeError with several threads, of which only one would obey."""
+    """Let this process write only `writable` and not read `secrets`, as far as the system supports it. Raises
+    RuntimeError with several threads, of which only one would obey."""
     if (len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()) > 1:
         raise RuntimeError("confine() was called in a process with several threads")
     if sys.platform != "linux":
-        from backend.rewards.confinement import seatbelt
-
         set_limits({resource.RLIMIT_CORE: 0})
         error = f"there is no sandbox on {platform.system()}"
         if sys.platform == "darwin":
-            error = _error_of(lambda: seatbelt.restrict(seatbelt.profile(writable, secrets, network)))
+            error = _error_of(lambda: seatbelt(seatbelt_profile(writable, secrets, network)))
         return Confinement(not error, not error, network or not error, not error, error)
     from backend.rewards.confinement import linux
 
@@ -99,9 +98,8 @@ def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) ->
 
 
 def confine_program(folder: Path) -> str:
-    """Confine this single-threaded fork to an empty folder, for an untrusted program. Linux: reads only Python, writes
-    only its folder, no network, processes or signals. macOS: keeps an enclosing sandbox's rights. Returns why it is not
-    confined, or ""."""
+    """Confine this fork to an empty folder. Linux: reads only Python, writes only its folder, no network, processes or
+    signals. macOS: keeps an enclosing sandbox's rights. Returns why it is not confined, or ""."""
     if sys.platform == "linux":
         from backend.rewards.confinement import linux
 
@@ -114,9 +112,7 @@ def confine_program(folder: Path) -> str:
         return "; ".join(filter(None, (error, no_filter)))
     set_limits({resource.RLIMIT_NPROC: 0})
     if sys.platform == "darwin":
-        from backend.rewards.confinement import seatbelt
-
-        error = _error_of(lambda: seatbelt.restrict(seatbelt.profile([folder], secret_places(), False)))
+        error = _error_of(lambda: seatbelt(seatbelt_profile([folder], secret_places(), False)))
         return "" if INSIDE in os.environ else error
     return "there is no sandbox on this system"
 
@@ -242,3 +238,58 @@ def make_working_folder() -> tuple[Path, int]:
     with suppress(OSError):
         file_lock.take(handle)
     return folder, handle
+
+
+_LIBRARY = "/usr/lib/libsandbox.1.dylib"
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/dtracehelper")
+_SERVICES = (
+    # the keychain
+    *("com.apple.SecurityServer", "com.apple.securityd", "com.apple.securityd.xpc", "com.apple.secd"),
+    # starting programs outside the sandbox
+    *("com.apple.coreservices.launchservicesd", "com.apple.lsd.open", "com.apple.coreservices.appleevents"),
+    *("com.apple.xpc.smd", "com.apple.pasteboard.1"),
+)  # services that could bypass the sandbox
+
+
+def seatbelt_profile(writable: Sequence[Path], unreadable: Iterable[Path], network: bool) -> str:
+    """Text of a profile of macOS's sandbox, with resolved paths. Sources: sandbox_init(3),
+    /System/Library/Sandbox/Profiles, Chromium's sandbox/policy/mac/common.sb. The last matching rule wins."""
+    own = " ".join(f"(subpath {_quoted(path.resolve())})" for path in writable)
+    sockets = ("(deny network* (local unix-socket))", "(deny network* (remote unix-socket))")
+    lines = [
+        "(version 1)",
+        "(allow default)",
+        "(deny file-write*)",
+        f"(allow file-write* {own})",
+        f"(allow file-write-data {' '.join(f'(literal {_quoted(device)})' for device in _DEVICES)})",
+        *(f"(deny file-read-data (subpath {_quoted(path.resolve())}))" for path in unreadable),
+        "(deny signal)",
+        "(allow signal (target same-sandbox))",
+        "(deny process-info*)",
+        "(allow process-info* (target same-sandbox))",
+        "(deny mach-priv-task-port)",
+        "(deny appleevent-send)",
+        "(deny lsopen)",
+        "(deny job-creation)",
+        "(deny ipc-sysv*)",
+        f"(deny mach-lookup {' '.join(f'(global-name {_quoted(name)})' for name in _SERVICES)})",
+        # Unix sockets of others lead to their services, with or without the internet.
+        *(sockets if network else ("(deny network*)",)),
+        f"(allow network* (local unix-socket {own}))",
+        f"(allow network* (remote unix-socket {own}))",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: Path | str) -> str:
+    return '"' + str(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def seatbelt(text: str) -> None:
+    """Apply a profile to this process and its children. Raises OSError, also inside another sandbox."""
+    library = ctypes.CDLL(_LIBRARY)
+    library.sandbox_init.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p)]
+    error = ctypes.c_char_p()
+    if library.sandbox_init(text.encode(), 0, ctypes.byref(error)) != 0:
+        sentence = (error.value or b"no reason given").decode(errors="replace").strip()
+        raise OSError(f"seatbelt refused the profile: {sentence}")

@@ -24,8 +24,7 @@ _BESIDE_POLL_S = 0.25
 
 def guard(watched: int, *, scoped: bool = True) -> None:
     """Fork and return in the worker. Call first in a single-threaded group leader. `watched`: pipe that the parent
-    keeps open. `scoped`: on Linux the worker may signal only its own descendants, and gains no rights from the programs
-    that it starts."""
+    keeps open. `scoped`: on Linux the worker may signal only its descendants."""
     if sys.platform != "linux":
         return guard_beside(watched)
     from backend.rewards.confinement.linux import PR_SET_CHILD_SUBREAPER, end_with_parent, prctl, scope_signals
@@ -128,8 +127,7 @@ def _wait(worker: int, watched: int, woken: int) -> int | None:
 
 
 def main(arguments: Sequence[str] = ()) -> NoReturn:
-    """Become a command that ends, with all that it started, when its stdin is closed or this program's parent ends.
-    It has the variables that it would have without us."""
+    """Become a command that ends, with all that it started, when its stdin is closed or this program ends."""
     guard(0, scoped=False)
     _, _, theirs = os.environ.pop("PYTHONPATH", "").partition(os.pathsep)  # see `backend_environment`
     if theirs:

@@ -108,8 +108,8 @@ def abi() -> int:
 
 def restrict_files(writable: Iterable[str], readable: Iterable[str] | None, version: int, lists: bool = False) -> bool:
     """Allow writing only below `writable` and the usual devices, and reading only there and in `readable` (None:
-    everywhere). `lists`: folders elsewhere cannot be listed either. `version`: from `abi()`. Needs PR_SET_NO_NEW_PRIVS.
-    Returns True if outside signals are blocked too. Raises OSError."""
+    everywhere). `lists`: no other folder can be listed. Returns True if outside signals are blocked too. Raises
+    OSError."""
     reading = 0 if readable is None else _READ_FILE | (_READ_DIR if lists else 0)
     handled = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE | (_REFER if version >= 2 else 0) | reading
     handled |= (_TRUNCATE if version >= 3 else 0) | (_IOCTL_DEV if version >= 5 else 0)
@@ -141,8 +141,7 @@ def restrict_files(writable: Iterable[str], readable: Iterable[str] | None, vers
 
 
 def scope_signals() -> bool:
-    """Let this process and its descendants signal only each other; False if that is not certain (before Linux 6.12).
-    Raises OSError."""
+    """Let this process and its descendants signal only each other; False if that is not certain."""
     parent, attributes = os.getppid(), struct.pack("3Q", 0, 0, _SIGNALS)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     try:
@@ -160,8 +159,7 @@ def scope_signals() -> bool:
 
 
 def readable_places(unreadable: Iterable[Path]) -> Iterator[str]:
-    """Fewest files and folders that cover everything but `unreadable`. Rules only grant rights, so parents of
-    unreadable places are replaced by their other entries; later ones are unreadable."""
+    """Fewest files and folders that cover everything but `unreadable`: rules only grant rights."""
     hidden: set[Path] = set()
     for place in unreadable:
         with suppress(OSError, RuntimeError):  # not readable, or a loop of symlinks
@@ -241,8 +239,7 @@ Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, co
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Refuse a call with `error`. With `argument` only where its low 32 bits `& mask` are in `values` (`unless`: are
-    not)."""
+    """With `argument` only where its low 32 bits `& mask` are in `values` (`unless`: are not)."""
 
     call: str
     error: int = errno.EPERM
@@ -296,8 +293,8 @@ def program(refusals: Sequence[Refusal], machine: str) -> list[Instruction]:
 
 
 def filter_calls(network: bool, processes: bool = True) -> None:
-    """Install the filter; without `processes` no process may be started or signalled. Lets `shutil` copies skip
-    permissions and times, which it refuses. Needs PR_SET_NO_NEW_PRIVS. Raises OSError if unsupported."""
+    """Install the filter; without `processes` none may be started or signalled. Lets `shutil` copies skip permissions
+    and times, which it refuses. Raises OSError if unsupported."""
     machine = platform.machine()
     if machine not in MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")

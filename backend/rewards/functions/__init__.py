@@ -3,6 +3,5 @@
 from backend.rewards.functions import r1 as r1  # isort: skip
 from backend.rewards.functions import answers as answers  # isort: skip
 from backend.rewards.functions import formats as formats  # isort: skip
-from backend.rewards.functions import lengths as lengths  # isort: skip
 from backend.rewards.functions import code as code  # isort: skip
 from backend.rewards.functions import judge as judge  # isort: skip

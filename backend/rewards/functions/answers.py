@@ -88,12 +88,10 @@ _WORD = re.compile(r"\w+")
 def accuracy_reward(
     prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, after_thoughts: bool = False
 ) -> Scores:
-    r"""1.0 when the answer equals the dataset's as mathematics, else 0.0. The answer is in the last `<answer>` or
-    behind the thoughts; there in the last `\boxed{…}`, behind the last `####`, or it is what stands there last.
-    math-verify compares LaTeX, numbers and expressions; words are compared without case. With `after_thoughts` only
-    what follows the last `</think>` counts, as in TRL's reasoning_accuracy_reward. None where the dataset's answer is
-    empty. Only the last 500 characters of an answer are read. A comparison that takes over a second scores 0, and after
-    five of those the rest is compared as text."""
+    r"""1.0 when the answer equals the dataset's as mathematics, else 0.0. It is what stands last in the last `<answer>`
+    or behind the thoughts: in `\boxed{…}`, behind `####`. With `after_thoughts` only what follows the last `</think>`
+    counts, as in TRL's reasoning_accuracy_reward. None where the dataset has no answer. A comparison that takes over a
+    second scores 0, and after five of those the rest is compared as text."""
     if after_thoughts:
         completions = [text.rpartition("</think>")[2] if "</think>" in text else "" for text in completions]
     return [None if right is None else float(right) for right in correct(completions, answer)]
@@ -103,10 +101,9 @@ def accuracy_reward(
 def math_eval(
     prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, tolerance: float = 1e-6
 ) -> Scores:
-    """1.0 when the arithmetic in the answer comes to the dataset's number, else 0.0. The answer, found as for
-    `accuracy_reward`, may use + - * / // % ^ and brackets; all sides of an equation must agree. It is exact, in
-    fractions; `tolerance` is relative. None where the dataset's answer is no arithmetic. 0 for words, over 500
-    characters or 4096 bits."""
+    """1.0 when the arithmetic in the answer comes to the dataset's number, else 0.0. It may use + - * / // % ^ and
+    brackets; all sides of an equation must agree. Exact, in fractions; `tolerance` is relative. None where the
+    dataset's answer is no arithmetic."""
     require(tolerance >= 0, f"tolerance must not be below 0, as {tolerance:g} is")
     scores: list[float | None] = []
     for completion, right in zip(completions, answer, strict=True):
@@ -120,10 +117,9 @@ def math_eval(
 def multiple_choice(
     prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, partial: bool = False
 ) -> Scores:
-    """1.0 when the chosen option, or set of options, is the dataset's, else 0.0. Options are the letters A to J, as in
-    `B`, `(B)`, `B) Paris` or `A and C`. The choice is in the last `<answer>`, box or behind `####`; else after the last
-    “answer is”; else on the last line. With `partial`, sets score their overlap over their union. None where the
-    dataset's answer names no option. Only the last 500 characters are read."""
+    """1.0 when the chosen option, or set of options, is the dataset's, else 0.0. Options are A to J, as in `B`, `(B)`,
+    `B) Paris` or `A and C`: of the last `<answer>`, box or `####`; else after the last “answer is”; else on the last
+    line. With `partial`, sets score their overlap over their union. None where the dataset's answer names no option."""
     scores: list[float | None] = []
     for completion, right in zip(completions, answer, strict=True):
         expected, chosen = _options(final_answer(right)), _choice(completion)
@@ -135,15 +131,14 @@ def multiple_choice(
 @register_reward_function("choice_correctness", label="Choice Correctness")
 def choice_correctness(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """The overlap of the options that are chosen with the dataset's, over all options in either: 0.0 to 1.0. As
-    `multiple_choice` with `partial`, under the name of mlx-grpo's content reward."""
+    `multiple_choice` with `partial`, under mlx-grpo's name."""
     return multiple_choice(prompts, completions, answer, types, partial=True)
 
 
 @register_reward_function("jaccard", label="Jaccard")
 def jaccard(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
-    """The share of words that the answer and the dataset's have in common, of all words in either: 0.0 to 1.0. The
-    answer is the text in the last `<answer>`, else what follows the thoughts. Words are runs of letters and digits
-    without case, each counted once. None where the dataset's answer has no words."""
+    """The share of words that the answer and the dataset's have in common, of all words in either: 0.0 to 1.0. Words
+    are runs of letters and digits without case, each counted once. None where the dataset's answer has no words."""
     answers = [set(_WORD.findall(answer_part(text).casefold())) for text in completions]
     expected = [set(_WORD.findall(text.casefold())) for text in answer]
     return [_overlap(right, words) if right else None for words, right in zip(answers, expected, strict=True)]
@@ -165,7 +160,7 @@ def _choice(text: str) -> set[str]:
 
 def _options(text: str, announced: bool = False) -> set[str]:
     """The options at the beginning of a text; empty where it begins with anything else, as in “A city”. `announced` by
-    “the answer is”, a single capital is an option whatever follows it."""
+    “the answer is”, a single capital is one whatever follows it."""
     text = _TEXT.sub(r"\1", text[:_READ]).strip()
     if len(text) == 1:
         text = text.upper()  # in the middle of a sentence a small letter would be a word

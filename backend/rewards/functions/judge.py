@@ -25,9 +25,8 @@ def judge(
 ) -> Scores:
     """The score 0 … 1 that a language model gives by a rubric: a text, a .toml or .json file, or a bundled one's name.
     `mode` group compares all completions of a prompt in one call (RULER of ART); single asks about each alone. `url`: a
-    server with OpenAI's interface, or local for a `model` that the run loads itself; without a `model` the server's
-    first. `concurrency` calls at once, of at most `timeout` seconds. None where no score came in two tries.
-    `when_unreachable`: pause the run, or skip the completions, which then have no score."""
+    server with OpenAI's interface, or local for a `model` that the run loads itself. None where no score came in two
+    tries. `when_unreachable`: pause the run, or skip the completions."""
     require(bool(rubric.strip()), "rubric is empty")
     require(mode in ("group", "single"), f"mode must be group or single, not {mode}")
     parts = urlsplit(url)
@@ -48,6 +47,5 @@ def judge(
 def session_reward(
     prompts: Texts, completions: Texts, answer: Texts, types: Types = None, **columns: list[Any]
 ) -> Scores:
-    """The reward that was posted for the recorded session. None for a session without one, and for completions that are
-    sampled, as in evaluations. It never reads the text."""
+    """The reward that was posted for the recorded session. None for completions that are sampled."""
     return columns.get("session_reward") or [None] * len(completions)

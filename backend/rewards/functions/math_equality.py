@@ -100,9 +100,8 @@ class _MathVerify:
         self._lock = threading.Lock()
 
     def ask(self, reference: str, candidate: str) -> bool | None:
-        """The verdict; None where the comparison ran out of processor time, or ended the child twice. A child that died
-        of anything else may have been killed from outside, so it gets a second chance. Raises RuntimeError where
-        math-verify cannot work at all, which must not become a score of 0."""
+        """The verdict; None where the comparison ran out of processor time, or ended the child twice. Raises
+        RuntimeError where math-verify cannot work at all, which must not become a score of 0."""
         with self._lock:
             for _ in range(2):
                 if not self.child.is_started:

@@ -19,9 +19,8 @@ _INTEGER = re.compile(r"-?[0-9]+")
 
 @register_reward_function("r1_accuracy_reward_func", label="Accuracy")
 def r1_accuracy_reward_func(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
-    """2.0 when the text in the last `<answer>` equals the dataset's answer. Both are stripped of white space before
-    they are compared. 0 without a closed `<answer>`, for an empty one and for an empty completion, even where the
-    dataset's answer is empty too. Text of any size is searched in linear time."""
+    """2.0 when the text in the last `<answer>` equals the dataset's answer. Both are stripped of white space. 0 without
+    a closed `<answer>` and for an empty one, even where the dataset's answer is empty too."""
     extracted = [extract_answer(text) for text in completions]
     return [2.0 if text and text == right.strip() else 0.0 for text, right in zip(extracted, answer, strict=True)]
 
@@ -30,9 +29,8 @@ def r1_accuracy_reward_func(prompts: Texts, completions: Texts, answer: Texts, t
 def r1_int_reward_func(
     prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, sign: bool = True
 ) -> Scores:
-    """0.5 when the text in the last `<answer>` is digits only, after a minus sign or not. The digits 0 to 9, of any
-    length. −3 is an integer too; `sign=False` gives it 0, as mlx-lm-lora does. White space around them is free. 0
-    without a closed `<answer>` and for an empty completion."""
+    """0.5 when the text in the last `<answer>` is digits only, after a minus sign or not. `sign=False` gives −3 a 0, as
+    mlx-lm-lora does."""
     answers = [extract_answer(text) for text in completions]
     return [0.5 if _INTEGER.fullmatch(text) and (sign or text[0] != "-") else 0.0 for text in answers]
 
@@ -40,8 +38,7 @@ def r1_int_reward_func(
 @register_reward_function("r1_strict_format_reward_func", label="Strict Format")
 def r1_strict_format_reward_func(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """0.5 for `<think>…</think><answer>…</answer>` and nothing else. Each tag stands once and both parts have content.
-    White space, newlines included, is free before, between, inside and after them; `<reasoning>` is taken for
-    `<think>`. 0 for an empty completion, 0.5 for a huge one in this form."""
+    White space is free; `<reasoning>` is taken for `<think>`."""
     scores: list[float | None] = []
     for text in map(str.strip, completions):
         tags = thought, end_of_thought, opening, end_of_answer = _tags(text)
@@ -56,16 +53,14 @@ def r1_strict_format_reward_func(prompts: Texts, completions: Texts, answer: Tex
 @register_reward_function("r1_soft_format_reward_func", label="Soft Format")
 def r1_soft_format_reward_func(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """0.5 when the tags stand in the right order, each with content. The first thought must be closed before the last
-    `<answer>` opens; other text may stand anywhere, and `<reasoning>` is taken for `<think>`. 0 for an empty
-    completion; a huge one is judged like any other."""
+    `<answer>` opens; other text may stand anywhere, and `<reasoning>` is taken for `<think>`."""
     return [0.5 if _in_order(text) else 0.0 for text in completions]
 
 
 @register_reward_function("r1_count_xml", label="XML Count")
 def r1_count_xml(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """0.125 for each of the four tags that stands exactly once, minus 0.001 per trailing character, never below 0.
-    Trailing is what follows the last `</answer>`, without white space at the end. `<reasoning>` is taken for
-    `<think>`."""
+    Trailing is what follows the last `</answer>`. `<reasoning>` is taken for `<think>`."""
     scores: list[float | None] = []
     for text in completions:
         count = sum(text.count(tag) == 1 for tag in _tags(text))

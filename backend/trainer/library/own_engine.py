@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from backend.config.config import Config
 from backend.config.settings.training import OWN
 from backend.models.policy import Policy
-from backend.rewards.errors import class_name, describe_error
+from backend.rewards.calls import class_name, describe_error
 from backend.sampling.conversations import common_prefix
 from backend.sampling.rollout import Poll, Sampler
 from backend.sampling.sampler import Sampling

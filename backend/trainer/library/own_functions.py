@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from backend.config.config import Config
 from backend.config.other_programs.trl import reward_entries
 from backend.config.setting import RewardSettings
-from backend.rewards.calls import ThreadCaller
-from backend.rewards.catalogue import find_call, locate_reward_file, metric_name, with_absolute_file
-from backend.rewards.errors import class_name
+from backend.rewards.calls import ThreadCaller, class_name
+from backend.rewards.catalogue import find_call, metric_name, with_absolute_file
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
 from backend.rewards.scoring import FunctionHost
@@ -116,8 +115,7 @@ class OwnObjects:
         self, names: Sequence[str], file: Path | None, base: Path, executed: dict[Path, RewardFile]
     ) -> list[RewardFunction]:
         if file:  # no entry may name a function of it, and rows be mapped by one
-            path = locate_reward_file(file).resolve()
-            executed[path] = executed.get(path) or load_reward_file(path)
+            load_reward_file(file, executed)
         if not names:
             raise UserError("reward_functions", "No reward function is chosen, and no environment has a get_reward.")
         return [

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from backend.config.config import Config, dump, load, parse, read, resolve_paths
 from backend.config.other_programs.translation import read_file, summary
 from backend.rewards.allowed_code import allow_named
-from backend.rewards.errors import class_name, describe_error
+from backend.rewards.calls import class_name, describe_error
 from backend.runs.events import check_format, has_finished, read_events
 from backend.runs.run_folder import RunFolder, default_run_name, find_run, make_run_folder
 from backend.trainer.control import Stopped, handlers_restored

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.rewards.confinement import linux, seatbelt
+from backend.rewards.confinement import confine, linux
 from backend.rewards.confinement.confine import confined_environment
 from backend.utils.command import backend_environment
 
@@ -189,7 +189,7 @@ def test_home_and_temporary_files_lie_in_its_folder_and_caches_are_found(tmp_pat
 def test_the_profile(tmp_path: Path, network: bool) -> None:
     """Of several rules that fit, the last one holds."""
     own = f'(subpath "{tmp_path.resolve()}")'
-    lines = seatbelt.profile([tmp_path], [tmp_path / "keys"], network).splitlines()
+    lines = confine.seatbelt_profile([tmp_path], [tmp_path / "keys"], network).splitlines()
     assert lines[:2] == ["(version 1)", "(allow default)"]
     writing = [line for line in lines if "file-write*" in line]
     assert writing == ["(deny file-write*)", f"(allow file-write* {own})"]
@@ -203,7 +203,7 @@ def test_the_profile(tmp_path: Path, network: bool) -> None:
 def test_any_name_is_one_string(tmp_path: Path) -> None:
     (line,) = (
         line
-        for line in seatbelt.profile([tmp_path / 'a "b\\c'], [], False).splitlines()
+        for line in confine.seatbelt_profile([tmp_path / 'a "b\\c'], [], False).splitlines()
         if "allow file-write* " in line
     )
     assert line.endswith('/a \\"b\\\\c"))')
