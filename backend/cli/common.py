@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import RawIOBase, TextIOWrapper
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -18,7 +18,7 @@ import typer
 
 from backend.runs.run_folder import RunFolder
 from backend.trainer.machine import fault_of_gpu
-from backend.utils.disk import DiskError, fault_of, writing
+from backend.utils.disk import fault_of, writing
 from backend.utils.errors import UserError, log_traceback
 from backend.utils.files import append_regular, require_plain_files, user_path, write_all
 from backend.utils.hub_cache import require_hub_address
@@ -93,19 +93,18 @@ def print_problems(error: UserError) -> None:
 
 
 class LastingStream:
-    """A text stream that outlives its terminal or pipe, and may write to a run's log.txt too. With a `log` any error of
-    the stream ends its use; without one, only that the terminal or pipe has closed. `is_log`: the stream leads to
+    """A text stream that outlives its terminal or pipe. With `write_to_log`, which writes to a run's log.txt too, any
+    error of the stream ends its use; without, only that the terminal or pipe has closed. `is_log`: the stream leads to
     log.txt itself, and is not used."""
 
-    def __init__(self, stream: Any, log: RunLog | None = None, *, is_log: bool = False) -> None:
-        self._stream, self._log = stream, log
-        self._is_open = not is_log
-        if log is not None:
-            self.write_to_log = log.write  # for tracebacks, of which a terminal gets the sentence alone
+    def __init__(self, stream: Any, write_to_log: Callable[[str], None] | None = None, *, is_log: bool = False) -> None:
+        self._stream, self._is_open, self._has_log = stream, not is_log, write_to_log is not None
+        if write_to_log is not None:
+            self.write_to_log = write_to_log  # also for tracebacks, of which a terminal gets the sentence alone
 
     def write(self, text: str) -> int:
-        if self._log is not None:
-            self._log.write(text)
+        if self._has_log:
+            self.write_to_log(text)
         self._use("write", text)
         return len(text)
 
@@ -118,7 +117,7 @@ class LastingStream:
         try:
             getattr(self._stream, method)(*arguments)
         except OSError as error:
-            if self._log is None and error.errno not in GONE:
+            if not self._has_log and error.errno not in GONE:
                 raise
             self._is_open = False
             with suppress(OSError, ValueError):  # flushing a broken stdout at exit would end Python with 120
@@ -146,54 +145,28 @@ def ignore_sighup(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class RunLog:
-    """log.txt, appended without a buffer, which would fail again at exit after a failed write."""
-
-    def __init__(self, run: RunFolder) -> None:
-        """Raises DiskError, and UserError for a folder with links or pipes."""
-        require_plain_files(run.path)  # this is the first file of a run that is written, before its lock is held
-        self._path, self._error, self._error_was_raised = run.log, None, False
-        with writing(run.log):
-            self._file: RawIOBase = append_regular(run.log)
-
-    def write(self, text: str) -> None:
-        """Never raises: `checked` reports the first error."""
-        try:
-            with writing(self._path):
-                write_all(self._file, text.encode(errors="backslashreplace"))
-        except DiskError as error:
-            self._error: DiskError | None = self._error or error
-
-    def checked(self, show: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Wrap `show` so that it raises the first write error of this log once."""
-
-        def show_and_check(event: Any) -> None:
-            show(event)
-            if self._error is not None and not self._error_was_raised:
-                self._error_was_raised = True
-                raise self._error
-
-        return show_and_check
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._file.close()
-
-
 @contextmanager
-def logging_to(folder: RunFolder) -> Iterator[RunLog]:
-    """Copy stdout and stderr to log.txt, or write only there if stdout is that file. Raises DiskError."""
-    is_log = stdout_is_log(folder)
-    streams = sys.stdout, sys.stderr
-    log = RunLog(folder)
-    sys.stdout, sys.stderr = (LastingStream(stream, log, is_log=is_log) for stream in streams)
+def logging_to(folder: RunFolder) -> Iterator[Callable[[str], None]]:
+    """Copy stdout and stderr to log.txt, or write only there if stdout is that file. Yields what writes to it, and
+    never raises: the event log is on the same disk. Raises DiskError, and UserError for a folder with links or
+    pipes."""
+    is_log, streams = stdout_is_log(folder), (sys.stdout, sys.stderr)
+    require_plain_files(folder.path)  # this is the first file of a run that is written, before its lock is held
+    with writing(folder.log):
+        file = append_regular(folder.log)
+
+    def write(text: str) -> None:
+        with suppress(OSError):
+            write_all(file, text.encode(errors="backslashreplace"))
+
+    sys.stdout, sys.stderr = (LastingStream(stream, write, is_log=is_log) for stream in streams)
     try:
-        yield log
+        yield write
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         sys.stdout, sys.stderr = streams
-        log.close()
+        file.close()
 
 
 def stdout_is_log(folder: RunFolder) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
@@ -16,27 +16,15 @@ from backend.utils.text import visible
 Event = dict[str, Any]
 
 
+class _Console(Console):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
+
 def new_console(**options: Any) -> Console:
     """A console without markup and emoji codes that escapes control characters; passes `options` to rich."""
-    console = Console(**{"markup": False, "emoji": False, **options})
-    console.push_render_hook(_VisibleText())
-    return console
-
-
-class _VisibleText(RenderHook):
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Shown(renderable) for renderable in renderables]
-
-
-class _Shown:
-    """Escapes the texts of a renderable and keeps rich's own control segments."""
-
-    def __init__(self, renderable: ConsoleRenderable) -> None:
-        self._renderable = renderable
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        for text, style, control in console.render(self._renderable, options):
-            yield Segment(text if control else visible(text), style, control)
+    return _Console(**{"markup": False, "emoji": False, **options})
 
 
 def new_table(*headers: str, right: slice = slice(0), **options: Any) -> Table:

@@ -112,9 +112,9 @@ def follow_and_exit(run: RunFolder, config: Config, lock: int, stream: bool, pro
         tell(run.path, flush=True)
     try:
         with (
-            logging_to(run) as log,
+            logging_to(run) as write_log,
             display(stream, progress, False, config.steps_per_report) as echo,
-            closing(Follower(run, config, job, log.checked(echo), log.write, tell_error)) as follower,
+            closing(Follower(run, config, job, echo, write_log, tell_error)) as follower,
         ):
             code, sentence = follower.follow()
     except KeyboardInterrupt:

@@ -265,15 +265,9 @@ def self_test(is_requested: bool, report_file: Path | None, subcommand: str | No
         raise UserError("report", "--report belongs to --selftest; give both, or a verb (--help lists them).")
     if subcommand:
         raise UserError("selftest", f"--selftest stands alone; leave out {subcommand}.")
-    if report_file is not None:
-        sentence = ""
-        if report_file.is_dir() or not report_file.parent.is_dir():
-            sentence = f"The report cannot be written to {report_file}: name a file in a folder that exists."
-        elif report_file.suffix == ".txt":
-            instead = f"and the text goes beside it: name it {report_file.stem}.json"
-            sentence = f"{report_file.name} would hold JSON, {instead}."
-        if sentence:
-            raise UserError("report", sentence)
+    if report_file is not None and (report_file.suffix == ".txt" or not report_file.parent.is_dir()):
+        sentence = f"The report cannot be {report_file}: name a .json file, beside which its text goes, in a folder."
+        raise UserError("report", sentence)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is asked of the network, before anything imports its client
     from backend.selftest import CHECKS, CheckResult, Workbench, run_checks, summary, write_report
 

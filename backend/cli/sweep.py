@@ -135,12 +135,12 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
     from backend.trainer.trainer import RESTART
 
     with handlers_restored() as afterwards:
-        with logging_to(folder) as log:
+        with logging_to(folder):
             out = sys.stderr if as_json else sys.stdout
             tell(folder.path, file=out, flush=True)
             tell(cpu_setup.load_openblas(), file=sys.stderr, flush=True)
             command = shlex.join(sys.argv)
-            ending = run_sweep(plan, folder, inputs, command=command, echo=log.checked(_lines(out)), may_restart=True)
+            ending = run_sweep(plan, folder, inputs, command=command, echo=_lines(out), may_restart=True)
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
         if ending.kind == RESTART:
             restart("sweep", str(folder.path), "--resume", *(["--json"] if as_json else []))

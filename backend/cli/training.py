@@ -268,7 +268,7 @@ def train_or_exit(
         tell(run.folder.path, flush=True)
     with handlers_restored() as afterwards:
         with (
-            logging_to(run.folder) as log,
+            logging_to(run.folder),
             display(stream, progress, quiet, run.settings.steps_per_report) as echo,
             progress_listener(tell_error),
         ):
@@ -277,7 +277,7 @@ def train_or_exit(
                 run.settings,
                 run.folder,
                 command=command or shlex.join(sys.argv),
-                echo=log.checked(echo if stream or not run.origin else unless_said),
+                echo=echo if stream or not run.origin else unless_said,
                 inputs=run.inputs,
                 may_restart=True,
                 changes=run.changes,

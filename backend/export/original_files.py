@@ -116,7 +116,7 @@ def read_original(folder: Path, name: str) -> OriginalFiles:
     files: dict[str, dict[str, tuple[int, ...]]] = {}
     odd: list[str] = []
     for file in sorted(folder.glob("model*.safetensors")):
-        tensors = sorted(header_of(file, "model").items(), key=lambda item: item[1].begin)
+        tensors = header_of(file, "model").items()
         files[file.name] = {tensor: array.shape for tensor, array in tensors}
         odd += [f"{tensor} ({array.dtype})" for tensor, array in tensors if array.dtype not in _WRITABLE]
     original = OriginalFiles(folder, name, files)

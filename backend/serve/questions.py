@@ -22,7 +22,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from backend.models.tokenizers import import_mlx_lm
@@ -64,21 +63,6 @@ POOLS = {"quick": 4, "model": 1, "long": 16}
 mlx's arrays and random state. What may take minutes is `long`, so that quick questions never wait for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A handler as `module:function`, and the pool of threads that it runs on."""
-
-    path: str
-    pool: str = "quick"
-
-    def handler(self) -> Callable[[dict[str, Any], QuestionCall], Any]:
-        """The function."""
-        if self.pool == "model":
-            import_mlx_lm()  # a thread of another pool may be loading a tokenizer with it
-        module, _, name = self.path.partition(":")
-        return getattr(importlib.import_module(module), name)
-
-
 _NAMES = {
     ("hub_questions", "quick"): "models reward_models datasets model_facts hub_search hub_files discard hub_login",
     ("hub_questions", "model"): "import_adapter",
@@ -91,17 +75,20 @@ _NAMES = {
     ("chat_questions", "model"): "chat_load chat_reply",
 }
 """(module of this package, pool) → its questions."""
-QUESTIONS: dict[str, Question] = {
-    name: Question(f"backend.serve.{module}:{name}", pool)
-    for (module, pool), names in _NAMES.items()
-    for name in names.split()
-}
+QUESTIONS = {name: (f"backend.serve.{at}", pool) for (at, pool), names in _NAMES.items() for name in names.split()}
+"""Question → (module, pool)."""
+
+
+def handler(name: str, module: str, pool: str = "quick") -> Callable[[dict[str, Any], QuestionCall], Any]:
+    if pool == "model":
+        import_mlx_lm()  # a thread of another pool may be loading a tokenizer with it
+    return getattr(importlib.import_module(module), name)
 
 
 class Server:
     """Answers questions. `write` gets whole lines, one at a time, from any thread."""
 
-    def __init__(self, write: Callable[[str], None], questions: Mapping[str, Question] = QUESTIONS) -> None:
+    def __init__(self, write: Callable[[str], None], questions: Mapping[str, tuple[str, str]] = QUESTIONS) -> None:
         self._write, self._questions = write, questions
         self._write_lock, self._calls = threading.Lock(), dict[int, QuestionCall]()
         self._pools = {name: ThreadPoolExecutor(threads, name) for name, threads in POOLS.items()}
@@ -122,15 +109,15 @@ class Server:
                 call.cancel()
             return
         number, name, request = message["id"], message["ask"], message.get("with") or {}
-        question = self._questions.get(name)
+        module, pool = self._questions.get(name, ("", "quick"))
         call = self._calls[number] = QuestionCall(lambda progress: self._send({"id": number, "progress": progress}))
 
         def work() -> None:
             try:
                 call.check()  # it may have been cancelled while it waited for a thread
-                if question is None:
+                if not module:
                     raise UserError("", f"There is no question {name}.")
-                ending: dict[str, Any] = {"answer": json_safe(question.handler()(request, call))}
+                ending: dict[str, Any] = {"answer": json_safe(handler(name, module, pool)(request, call))}
                 json.dumps(ending, allow_nan=False)
             except Cancelled:
                 ending = {"cancelled": True}
@@ -144,7 +131,7 @@ class Server:
             self._calls.pop(number, None)
             self._send({"id": number, **ending})
 
-        self._pools[question.pool if question is not None else "quick"].submit(work)
+        self._pools[pool].submit(work)
 
     def _send(self, message: dict[str, Any]) -> None:
         line = json_line(message)

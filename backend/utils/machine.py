@@ -8,8 +8,11 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+import psutil
 
 TREAT_CPU_AS = "GRPO_STUDIO_TREAT_CPU_AS"
 """The environment variable that makes a CPU take the choices of a GPU (`backend.engine.device`)."""
@@ -39,15 +42,11 @@ def processor() -> str:
     """The processor's own name, else its kind."""
     if sys.platform == "darwin":
         return chip() or platform.machine()
-    return _read_proc("cpuinfo", "model name") or platform.machine()
-
-
-def _read_proc(file: str, key: str) -> str:
-    try:
-        lines = Path("/proc", file).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def sysctl(name: str) -> bytes:
@@ -64,12 +63,10 @@ def sysctl(name: str) -> bytes:
 def machine_bytes(held: int = 0, working_set: int | None = None) -> int:
     """Bytes that a run may use for its arrays. On a Mac a share of all memory, at most Metal's `working_set` where a
     process with mlx knows it; elsewhere of what is available and what the run holds already (`held`)."""
-    if sys.platform == "darwin":
-        physical = _physical()
-        share = min(USABLE_SHARE * physical, working_set or working_set_of(physical))
-    else:
-        # MemAvailable leaves out what this process holds already, and may keep.
-        return usable_bytes(_available() + held)
+    if sys.platform != "darwin":  # what is available leaves out what this process holds already, and may keep
+        return usable_bytes(psutil.virtual_memory().available + held)
+    physical = psutil.virtual_memory().total
+    share = min(USABLE_SHARE * physical, working_set or working_set_of(physical))
     return max(0, int(share) - PROCESS_BYTES)
 
 
@@ -84,15 +81,6 @@ def working_set_of(physical: int) -> int:
     if megabytes := int.from_bytes(sysctl("iogpu.wired_limit_mb"), sys.byteorder):
         return megabytes << 20
     return physical * 2 // 3 if physical <= GB_36 else physical * 3 // 4
-
-
-def _physical() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _available() -> int:
-    kilobytes = _read_proc("meminfo", "MemAvailable").partition(" ")[0]
-    return int(kilobytes) * 1024 if kilobytes else _physical()
 
 
 def printed_by(command: Sequence[str]) -> str:

@@ -128,7 +128,7 @@ def test_json_is_the_same_value_and_holds_no_command(capsys: pytest.CaptureFixtu
 def test_tables_and_lines_of_rich_take_no_markup_and_no_commands() -> None:
     console = new_console(file=io.StringIO(), width=80, force_terminal=True)
     table = Table(HOSTILE)
-    table.add_row(f"[/bold]{HOSTILE} :bomb:")
+    table.add_row(f"[/bold] :bomb: {HOSTILE}")
     console.print(table)
     console.print(f"[/red]{HOSTILE}", style="bold", highlight=False)
     written = console.file.getvalue()  # pyright: ignore
@@ -259,8 +259,8 @@ def test_a_failure_ends_only_what_needs_it_and_the_report_names_neither_user_nor
 def test_options_that_make_no_sense_are_refused() -> None:
     for arguments, words in (
         ("--report x.json", "--report belongs to --selftest"),
-        ("--selftest --report /no/such/folder/x.json", "a folder that exists"),
-        ("--selftest --report x.txt", "name it x.json"),
+        ("--selftest --report /no/such/folder/x.json", "in a folder"),
+        ("--selftest --report x.txt", "name a .json file"),
         ("--selftest runs", "stands alone"),
     ):
         result = call(*arguments.split())

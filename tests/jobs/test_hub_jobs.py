@@ -9,7 +9,8 @@ import pytest
 
 from backend.jobs.job_file import JobFile, read_job, write_job
 from backend.runs.run_folder import RunFolder
-from backend.serve.questions import QUESTIONS, QuestionCall
+from backend.serve.hub_questions import hub_hardware
+from backend.serve.questions import QuestionCall
 from backend.utils.errors import UserError
 from tests.support.hub_server import Fault, HubStandIn
 
@@ -17,7 +18,7 @@ JOB = JobFile("6a1", "someone", "t4-small", 2.5, 0.4, "http://127.0.0.1/jobs/som
 
 
 def test_hardware_with_one_gpu_cheapest_first(hub: HubStandIn):
-    answer = QUESTIONS["hub_hardware"].handler()({}, QuestionCall())
+    answer = hub_hardware({}, QuestionCall())
     assert [(each["name"], each["usd_per_hour"]) for each in answer["hardware"]] == [
         ("t4-small", 0.4),
         ("a10g-small", 1.0),
@@ -29,7 +30,7 @@ def test_hardware_with_one_gpu_cheapest_first(hub: HubStandIn):
 def test_hardware_of_a_broken_hub(hub: HubStandIn):
     hub.faults.append(Fault("jobs/hardware", 503, 9))
     with pytest.raises(UserError, match=r"^flavor: .*error of its own \(503\)"):
-        QUESTIONS["hub_hardware"].handler()({}, QuestionCall())
+        hub_hardware({}, QuestionCall())
 
 
 def test_job_file(tmp_path: Path):

@@ -96,7 +96,7 @@ def test_a_pickle_is_never_opened(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
     assert refused(folder).endswith("model*.safetensors is missing or empty.")
     (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
-    assert "no safetensors file" in refused(folder)
+    assert "no sound safetensors file" in refused(folder)
     assert not mark.exists()
 
 
@@ -111,17 +111,23 @@ def rewrite(file: Path, edit: Callable[[dict[str, Any]], None], cut: int = 0, cl
 
 
 NORM = "model.norm.weight"
+BROKEN = "was cut off, or is no sound safetensors file"
 HEADERS: list[tuple[str, Callable[[dict[str, Any]], Any], dict[str, int], str]] = [
-    ("truncated", lambda header: None, {"cut": 100}, "was cut off: 100 bytes of its arrays are missing"),
-    ("a header of 1 GB", lambda header: None, {"claim": 2**30}, "was cut off, or is no safetensors file"),
-    ("the largest header", lambda header: None, {"claim": 2**64 - 1}, "was cut off, or is no safetensors file"),
-    ("a shape beyond", lambda header: header[NORM].update(shape=[2**62]), {}, f"{NORM} is not as large as its shape"),
-    ("a negative shape", lambda header: header[NORM].update(shape=[-1]), {}, "without the type, shape and place"),
-    ("an unknown type", lambda header: header[NORM].update(dtype="F4"), {}, f"stores {NORM} as F4"),
-    ("no array", lambda header: header.update({NORM: None}), {}, "without the type, shape and place"),
-    ("overlapping", lambda header: header[NORM].update(data_offsets=[0, 128]), {}, "overlaps another array"),
-    ("a gap", lambda header: header.pop(NORM), {}, "lies behind a gap"),
-    ("odd metadata", lambda header: header.update(__metadata__={"a": 3}), {}, "__metadata__ is not text"),
+    ("truncated", lambda header: None, {"cut": 100}, f"{BROKEN}: incomplete metadata, file not fully covered"),
+    ("a header of 1 GB", lambda header: None, {"claim": 2**30}, BROKEN),
+    ("the largest header", lambda header: None, {"claim": 2**64 - 1}, BROKEN),
+    ("a shape beyond", lambda header: header[NORM].update(shape=[2**62]), {}, BROKEN),
+    ("a negative shape", lambda header: header[NORM].update(shape=[-1]), {}, BROKEN),
+    (
+        "an unknown type",
+        lambda header: header[NORM].update(dtype="F4", shape=[8 * header[NORM]["shape"][0]]),
+        {},
+        "as F4",
+    ),
+    ("no array", lambda header: header.update({NORM: None}), {}, BROKEN),
+    ("overlapping", lambda header: header[NORM].update(data_offsets=[0, 128]), {}, f"{BROKEN}: invalid offset"),
+    ("a gap", lambda header: header.pop(NORM), {}, f"{BROKEN}: invalid offset"),
+    ("odd metadata", lambda header: header.update(__metadata__={"a": 3}), {}, BROKEN),
 ]
 
 

@@ -239,7 +239,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "broken pattern": (settings(rank_pattern={"(": 2}), "cannot be used"),
     "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "There is no file"),
     "not peft's": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "it has no peft_type"),
-    "huge header": (lambda folder: (folder / ARRAYS).write_bytes(b"\xff" * 64), "was cut off, or is no safetensors"),
+    "huge header": (
+        lambda folder: (folder / ARRAYS).write_bytes(b"\xff" * 64),
+        "was cut off, or is no sound safetensors",
+    ),
     "pickle": (lambda folder: (folder / ARRAYS).rename(folder / "adapter_model.bin"), "is a pickle, which can run"),
     "empty": (lambda folder: shutil.rmtree(folder) or folder.mkdir(), "is no adapter of peft"),
 }

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from backend.serve.questions import QUESTIONS, Question, QuestionCall, Server
+from backend.serve.questions import QUESTIONS, QuestionCall, Server, handler
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.errors import UserError
 from backend.utils.places import project_root
 
-HERE = "tests.serve.test_serve:"
+HERE = "tests.serve.test_serve"
 
 
 def echo(fields: dict[str, Any], call: QuestionCall) -> Any:
@@ -52,9 +52,11 @@ FAILURES = {
     "a full disk": OSError(errno.ENOSPC, "No space left on device", "/a/file"),
     "a bug": ZeroDivisionError("Error"),
 }
-ASKED = {name: Question(HERE + name) for name in ("echo", "fail", "unsayable", "patient")}
-ASKED |= {"lasting": Question(HERE + "patient", pool="long"), "thread": Question(HERE + "thread", pool="model")}
-ASKED["absent"] = Question("backend.serve.nowhere:nothing")
+lasting = patient
+ASKED: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("echo", "fail", "unsayable", "patient"), (HERE, "quick")),
+    **{"lasting": (HERE, "long"), "thread": (HERE, "model"), "absent": ("backend.serve.nowhere", "quick")},
+}
 
 
 def answers_to(*questions: dict[str, Any]) -> list[dict[str, Any]]:
@@ -153,15 +155,15 @@ def test_model_questions_run_on_one_thread():
 
 
 def test_every_question_of_the_table_has_a_handler():
-    for name, question in QUESTIONS.items():
-        assert callable(question.handler()), name
+    for name, place in QUESTIONS.items():
+        assert callable(handler(name, *place)), name
 
 
 def test_prints_of_handlers_do_not_reach_stdout(tmp_path):
     """A library may print, from Python or from C: the window must not read that as an answer."""
-    noisy = "import os\ndef ask(asked, call):\n    print('noise'); os.write(1, b'more'); return 1\n"
+    noisy = "import os\ndef noisy(asked, call):\n    print('noise'); os.write(1, b'more'); return 1\n"
     (tmp_path / "noisy.py").write_text(noisy)
-    asked = "import backend.serve.questions as t; t.QUESTIONS['noisy'] = t.Question('noisy:ask')"
+    asked = "import backend.serve.questions as t; t.QUESTIONS['noisy'] = ('noisy', 'quick')"
     start = f"{asked}; from backend.serve.questions import run; run()"
     environment = backend_environment()
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
@@ -189,12 +191,12 @@ PACKAGE = {
 SCRIPT = """
 import threading, time
 from backend.models.tokenizers import import_mlx_lm
-from backend.serve.questions import Question
+from backend.serve.questions import handler
 
 tokenizer = threading.Thread(target=import_mlx_lm)
 tokenizer.start()
 time.sleep(0.1)
-print(Question("handlers:sample", pool="model").handler()({}, None))
+print(handler("sample", "handlers", "model")({}, None))
 tokenizer.join()
 """
 

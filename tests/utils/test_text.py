@@ -8,7 +8,9 @@ import sys
 import time
 from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from backend import __version__
@@ -221,7 +223,7 @@ def test_a_mac_gives_a_share_of_its_memory_and_no_more_than_metal_recommends(as_
     """The working sets that Metal reports: 5.3 GiB of 8, 10.7 of 16, 48 of 64."""
     given: dict[int, int] = {}
     for size in (8, 16, 64):
-        as_on_a_mac.setattr(machine, "_physical", lambda size=size: size * GIB)
+        as_on_a_mac.setattr(psutil, "virtual_memory", lambda size=size: SimpleNamespace(total=size * GIB))
         given[size] = machine.machine_bytes() + machine.PROCESS_BYTES
     assert given == {8: 8 * GIB * 2 // 3, 16: 16 * GIB * 2 // 3, 64: 48 * GIB}
     assert machine.machine_bytes(working_set=20 * GIB) == 20 * GIB - machine.PROCESS_BYTES
@@ -239,7 +241,7 @@ def test_a_working_set_that_the_user_has_raised_counts(as_on_a_mac: pytest.Monke
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac's memory is shared otherwise")
 def test_on_linux_what_the_run_holds_already_counts_as_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_available", lambda: 10 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * GIB))
     more = machine.machine_bytes(held=4 * GIB) - machine.machine_bytes()
     assert more == 3 * GIB, "three quarters of it"
     assert machine.machine_bytes() == int(7.5 * GIB) - machine.PROCESS_BYTES
