@@ -1,5 +1,4 @@
-"""The self-test: device, demo model, sampling, learning, checkpoint, export and child processes, one check each. Its
-report, which a user can send, names neither the user nor a path."""
+"""The self-test, one check of each part. Its report, which a user can send, names neither the user nor a path."""
 
 from __future__ import annotations
 

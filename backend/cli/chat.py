@@ -232,8 +232,7 @@ def paths_of(images: Sequence[Path] | None) -> list[str]:
 def answer(
     chat: Chat, question: ChatQuestion, sides: Sequence[SideName], texts: dict[SideName, str] | None
 ) -> list[Reply]:
-    """Generate the answers of the sides one after the other. With `texts`, print and collect them as they arrive, each
-    of several under the name of its side."""
+    """Generate the answers of the sides in turn. With `texts`, print and collect them as they arrive."""
     if texts is None:
         return [chat.reply(question, [side])[side] for side in sides]
     from backend.cli.display import new_console
@@ -255,8 +254,7 @@ def answer(
 
 
 def score(config: Config, replies: Sequence[Reply], *, show: bool) -> list[dict[str, Any]]:
-    """Score each reply in the sandbox: {"rewards": {function: score}, "reward"}; without an answer, by the functions
-    that need none. Raises UserError if a function fails."""
+    """{"rewards": {function: score}, "reward"} of each reply; without an answer, of functions that need none."""
     from backend.cli.display import format_number
     from backend.cli.rewards import score_all
     from backend.rewards.bench import line_of

@@ -52,9 +52,8 @@ def tell_file(text: str) -> None:
 
 
 def prepare_streams() -> None:
-    """Open /dev/null as the standard streams that are closed, else the next files would take their descriptors: mlx
-    reads none as 0, and others would get what is printed. Make stdout and stderr escape characters that they cannot
-    encode, and stdin accept invalid UTF-8."""
+    """Open /dev/null as the standard streams that are closed: the next files would take their descriptors. Make stdout
+    and stderr escape characters that they cannot encode, and stdin accept invalid UTF-8."""
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(handle, True)
     os.close(handle)

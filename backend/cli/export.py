@@ -1,5 +1,4 @@
-"""The verbs `export`, a model for LM Studio, Ollama, a folder or Hugging Face, or settings for TRL, and `hub`, your
-account there, with the token in the system keychain."""
+"""The verbs `export`, and `hub`, your account at Hugging Face with the token in the system keychain."""
 
 from __future__ import annotations
 

@@ -165,8 +165,7 @@ def _scoring_settings(config: Path) -> Config:
 
 
 def score_all(lines: Sequence[Any], settings: Config, *, tracebacks: bool = False) -> dict[str, Any]:
-    """Score groups in the sandbox. Raises UserError if a function fails, since a run would stop there. `tracebacks`:
-    print them first, on stderr."""
+    """Score groups in the sandbox. Raises UserError if a function fails; `tracebacks`: prints them first."""
     try:
         with closing(RewardBench()) as bench:
             scored = score_lines(bench, lines, settings)

@@ -68,8 +68,7 @@ class PreparedRun:
 def check_settings(
     raw: Mapping[str, Any], runs_dir: Path | None = None, look: Callable[[], None] = do_nothing
 ) -> tuple[Config, RunInputs]:
-    """Check the settings and return them with the loaded inputs. Calls `look` regularly. Raises UserError with all
-    problems."""
+    """The settings and their loaded inputs. Calls `look` regularly. Raises UserError with all problems."""
     settings = parse(raw)
     relax_gpu_timeout(settings)  # before the import below, which imports mlx
     from backend.runs.start_progress import progress_listener, with_stop_check
@@ -103,9 +102,8 @@ def write_new_run(settings: Config, runs_dir: Path | None, origin: str = "") -> 
 
 
 def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
-    """Prepare a folder that the window created, with config.yaml and no event log. Logs errors and stops for the
-    window. Raises UserError, also for a reward file without permission unless `allow_code`. Exits with STOPPED on a
-    stop request."""
+    """Prepare a folder that the window created, with config.yaml and no event log; errors and stops are logged there.
+    Raises UserError, also for a reward file without permission, and exits with STOPPED on a stop request."""
     folder = RunFolder(Path(os.path.realpath(user_path(str(path), "run"))))
     if not folder.config.is_file():
         raise UserError("run", f"The folder {path} holds no config.yaml.")
@@ -152,8 +150,7 @@ def read_settings(
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
-    """Parse `--set key=value …`: values are YAML, except for text settings, so `run_name=007` stays text. Raises
-    UserError."""
+    """`--set key=value …` as YAML, except for text settings: `run_name=007` stays text. Raises UserError."""
     parsed: dict[str, Any] = {}
     for text in changes:
         key, equals, value = (part.strip() for part in text.partition("="))
@@ -196,8 +193,7 @@ def machine_settings(run: PreparedRun) -> Config:
 
 def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoReturn:
     """Train here or on the machines of the run's settings, then exit with the run's code. Raises UserError, also in the
-    event log, if another process trains the run, if the machines cannot, and for a hosts file without permission
-    here."""
+    event log, if another process trains the run, and if the machines or their file cannot be used."""
     config = machine_settings(run)
     if not config.hosts:
         train_or_exit(run, stream, progress)

@@ -49,8 +49,7 @@ def do_nothing(*_: object) -> None: ...
 
 
 class CallThread:
-    """Makes calls that may never return, one by one. A daemon, since joining it at exit could hang, and mlx may abort a
-    process whose other threads have ended."""
+    """Makes calls that may never return, one by one. A daemon: joining it at exit could hang or abort."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
@@ -269,8 +268,8 @@ def _bit_sum(arrays: dict[str, mx.array]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepSnapshot:
-    """The state before a step's updates, to take the step back when a machine is lost. Evaluated arrays are immutable,
-    so references are enough; they keep a second copy of trained arrays and optimizer state while a step learns."""
+    """The state before a step's updates, to take the step back when a machine is lost: references, which keep a second
+    copy of trained arrays and optimizer state while a step learns."""
 
     trained: dict[str, mx.array]
     moments: dict[str, mx.array]

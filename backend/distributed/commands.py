@@ -61,8 +61,8 @@ def ssh_command(host: Host, program: list[str], variables: Mapping[str, str]) ->
 
 
 def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> list[str]:
-    """Command that starts all ranks of a prepared run by hand: `mlx.launch`, or mpirun, since mlx.launch gives it an
-    option that Open MPI 4 refuses. `program` and `folder` of a host have no effect."""
+    """Command that starts all ranks by hand, alike: `mlx.launch`, or mpirun, which gets an option from mlx.launch that
+    Open MPI 4 refuses."""
     alike = Host("")
     variables, program = program_environment(alike), rank_program(alike, "rank", "--run", str(run))
     ours = [f"{name}={value}" for name, value in variables.items()]

@@ -228,8 +228,7 @@ class BackendChoice(NamedTuple):
 
 
 def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_cuda: bool = False) -> BackendChoice:
-    """The backend for these machines; `wanted` is `distributed_backend`. Raises UserError("distributed_backend", …)
-    where the file or this machine lacks what it needs."""
+    """The backend for these machines; `wanted`: `distributed_backend`. Raises UserError where something is missing."""
     count = len(hosts.hosts)
     if wanted != AUTO:
         backend, why = wanted, f"over {wanted}, as the settings say"

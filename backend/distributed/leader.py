@@ -158,8 +158,7 @@ class Leader:
         shared: SharedResources | None = None,
         stages: Sequence[Config] = (),
     ) -> RunContext:
-        """As `backend.trainer.run_context.load_context`, while the workers load theirs. Raises UserError, and the
-        channel's errors."""
+        """As `run_context.load_context`, while the workers load theirs. Raises UserError, and the channel's errors."""
         assert shared is None or shared.base is None, "runs that share a process have no ranks of their own"
         stages, machines = stages or stage_configs(config), [each for each in self.workers.machines if each.memory_gb]
         # The type that all ranks compute in: one that the smallest machine has memory for, and on Macs as it is.

@@ -185,8 +185,7 @@ def check_machines(
 
 
 def require_machines(hosts: HostsFile, name: str, **wanted: Any) -> list[str]:
-    """`check_machines` before a run. → warnings for the event log. Raises UserError with everything that would keep the
-    run from starting."""
+    """`check_machines` before a run. → warnings. Raises UserError with everything that would keep it from starting."""
     report = check_machines(hosts, name, **wanted)
     if report.refusals:
         sentences = dict.fromkeys(finding.sentence for finding in report.refusals)
@@ -428,8 +427,7 @@ def digest_of(folder: Path, files: dict[str, int]) -> str:
 
 
 def place(model: str, revision: str, names: list[str], size: int) -> Path:
-    """The folder for a copied model of `size` bytes. Raises UserError without room, or where it would overwrite
-    anything."""
+    """The folder for a copied model of `size` bytes. Raises UserError without room, or where it would overwrite."""
     folder = repo_cache(model) if revision else user_path(model, "model")
     require_room(folder, size + RESERVE, "The model")
     if revision:

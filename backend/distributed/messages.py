@@ -207,8 +207,7 @@ def check_sendable(values: Mapping[str, Any]) -> None:
 
 
 def reward_code(config: Config) -> dict[str, tuple[str, str]]:
-    """Name of each file of reward functions, tools and environments in the settings → (path, text). Raises
-    UserError."""
+    """Files of reward functions, tools and environments: name in the settings → (path, text). Raises UserError."""
     entries = [*config.reward_functions]
     for stage in config.stages:
         entries += stage.get("reward_functions") or []

@@ -155,16 +155,9 @@ def backend_of() -> str:
 
 
 def own_addresses() -> list[str]:
-    """Addresses at which the other ranks may reach rank 0: those of the hosts file, or else of every interface, local
-    ones last."""
-    named = os.environ.get(ADDRESSES_VARIABLE, "").split(",")
-    if not any(named):
-        with suppress(OSError, KeyError):
-            ring = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
-            named = [entry.rpartition(":")[0] for entry in ring[0]]
-        named += [os.environ.get("MLX_JACCL_COORDINATOR", "").rpartition(":")[0], os.environ.get("NCCL_HOST_IP", "")]
-    if any(named):
-        return [address for address in named if address]
+    """Addresses at which the others may reach rank 0: those of the hosts file, or all, local ones last."""
+    if named := os.environ.get(ADDRESSES_VARIABLE):
+        return named.split(",")
     up = {name for name, about in psutil.net_if_stats().items() if about.isup}
     found = {
         entry.address

@@ -36,9 +36,8 @@ Tell = Callable[[Sequence[SampledToken], Stop | UserError | None], None]
 
 @dataclass(eq=False)
 class Job:
-    """An answer to compute. `tell` gets new tokens, with the last ones the reason of the end, or an error; in the
-    engine's thread. `top`: how many of the likeliest tokens to report. `choice`: its number among answers to one
-    prompt. `is_cancelled` may be set in any thread."""
+    """An answer to compute. `tell` gets new tokens, with the last ones the reason of the end, or an error, in the
+    engine's thread. `top`: likeliest tokens to report. `choice`: its number among answers to one prompt."""
 
     model: ServedModel
     prompt: list[int]
@@ -60,8 +59,7 @@ class Job:
 
 
 class Engine:
-    """Call `run` in the thread that loaded the models, and `submit` and `stop` in any. `rows`: most answers of a model
-    that are decoded together."""
+    """`run` belongs into the thread that loaded the models. `rows`: most answers of a model decoded together."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -152,8 +150,7 @@ def _fail(jobs: Sequence[Job], error: Exception) -> None:
 
 
 class Lane:
-    """Answers of one model with one way to sample, decoded together: the queue of its scheduler. A completion has a
-    place in `outputs` while it is decoded."""
+    """Answers of one model with one way to sample, decoded together; each has a place in `outputs` meanwhile."""
 
     def __init__(self, model: ServedModel, sampling: Sampling, rows: int, prefixes: PrefixCache) -> None:
         sampler, policy = model.sampler, model.policy

@@ -135,9 +135,8 @@ def _is_text(part: Any) -> bool:
 
 @dataclass(slots=True)
 class AnswerText:
-    """Splits an answer's text, as it arrives, into the fields of a message: what is between the marks of reasoning is
-    `reasoning_content`, what follows the mark of a tool call is held back until the end, where calls are parsed. A stop
-    string ends the answer and is not part of it."""
+    """Splits an answer's text, as it arrives, into the fields of a message. What follows the mark of a tool call is
+    held back until the end, where calls are parsed. A stop string ends the answer and is not part of it."""
 
     model: ServedModel
     tools: Sequence[Message] = ()

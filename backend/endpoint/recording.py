@@ -60,9 +60,8 @@ class Request:
 
 
 class Recorder:
-    """Writes the sessions of one endpoint, and lets each request of a session continue the ids of an earlier one. An
-    endpoint started again with the same folder continues its sessions. `note` takes messages. Raises DiskError, and
-    UserError for a folder that another endpoint records into."""
+    """Writes the sessions of one endpoint, and continues those that are in the folder. `note` takes messages. Raises
+    DiskError, and UserError for a folder that another endpoint records into."""
 
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         with writing(folder):
@@ -104,8 +103,7 @@ class Recorder:
     def add(
         self, session: str, messages: Sequence[Message], tools: Sequence[Message] | None, reply: Message, answer: Answer
     ) -> None:
-        """Append a request. `reply`: the assistant's message as the client gets it; for a completion of plain text
-        `messages` has one message of a user. Raises DiskError."""
+        """Append a request. `reply`: the assistant's message as the client gets it. Raises DiskError."""
         before, count = self._continued(session, answer.model, messages, tools)
         known = before.ids() if before else []
         if answer.prompt[: len(known)] != known:
@@ -158,8 +156,8 @@ class Recorder:
 
 
 def plain(message: Message) -> Message:
-    """A message with text as its content, the arguments of its calls as mappings, and nothing that is empty: clients
-    send the same message back in several ways. A part that is not text leaves the content a list."""
+    """A message in one form, for clients send the same one back in several: text as content, arguments as mappings,
+    nothing empty. A part that is not text leaves the content a list."""
     made = {key: value for key, value in message.items() if value and key in ("role", "name", "tool_call_id")}
     content = message.get("content") or ""
     is_text = isinstance(content, str) or all(part.get("type") == "text" for part in content)

@@ -62,8 +62,7 @@ Say = Callable[[str], None]
 
 
 def submit_run(run: RunFolder, config: Config, machine: Hardware, timeout_h: float, owner: str, say: Say) -> None:
-    """Export, upload and submit a run whose lock this process holds. Raises UserError, with the job not begun, and
-    StopPending."""
+    """Export, upload and submit a run whose lock this process holds. Raises UserError and StopPending."""
     with TemporaryDirectory(prefix=".upload-", dir=run.path) as draft:
         folder = export_trl(config, "trl", Path(draft), tell=say).path
         say(f"Uploading to {hub_host()}.")

@@ -78,8 +78,8 @@ def submit(
     arguments: tuple[str, ...] = (),
     look: Callable[[], None] = lambda: None,
 ) -> JobFile:
-    """Upload a folder for TRL to a private bucket of `owner` (by default the token's account) and train it as a job.
-    `arguments` are train.py's. `look` is called before the job starts to cost, and may raise. Raises UserError."""
+    """Upload a folder for TRL to a private bucket of `owner` (default: the token's account) and train it as a job.
+    `look` is called before the job starts to cost, and may raise. Raises UserError."""
     token = need_token()
     owner = owner or whose(token).name
     api, bucket = HfApi(token=token.value), f"{owner}/{HF_JOBS_ARTIFACTS_BUCKET_NAME}"
@@ -132,8 +132,7 @@ def cancel(job: JobFile) -> None:
 
 
 def download(job: JobFile, to: Path) -> bool:
-    """Fetch the adapter or model that the job has left, or that of its newest checkpoint. False if there is none.
-    Raises UserError."""
+    """Fetch the job's adapter or model, or its newest checkpoint. False if there is none. Raises UserError."""
     bucket, _, place = job.bucket.rpartition("/")
     top = PurePosixPath(place, OUTPUT)
     with hub_errors(job.id, "job", setting="job"):

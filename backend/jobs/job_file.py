@@ -13,8 +13,7 @@ from backend.utils.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """A submitted job. `owner`: the account or organisation that pays. `bucket`: owner/name/folder of the job's files,
-    which have the adapter once it has ended. `submitted`: Unix seconds. It never holds a token."""
+    """A submitted job. `owner` pays. `bucket`: owner/name/folder of its files. `submitted`: Unix seconds. No token."""
 
     id: str
     owner: str

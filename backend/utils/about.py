@@ -37,8 +37,7 @@ _ORDINARY = {"root", "user", "admin", "runner", "ubuntu"}  # user names that ide
 
 
 def without_private(text: str, folders: Iterable[str] = ()) -> str:
-    """`text` without the user's name, access tokens and passwords. The home folder becomes ~, each of `folders` its
-    last part, homes of others /home/…."""
+    """`text` without names, tokens and passwords. The home folder becomes ~, each of `folders` its last part."""
     for folder in sorted(filter(None, folders), key=len, reverse=True):
         text = text.replace(folder, Path(folder).name)
     home = str(Path.home())
@@ -72,8 +71,7 @@ class ProblemFacts:
 
 
 def report(problem: ProblemFacts) -> str:
-    """The report as plain text. Of settings those that differ from their defaults: of paths the last name, of texts and
-    lists their length."""
+    """The report as plain text. Of changed settings it has no texts and lists, and of paths the last name."""
     settings: list[str] = []
     for key, value in problem.settings.items():
         setting = SETTINGS.get(key)
@@ -117,8 +115,7 @@ def feed() -> str:
 
 
 def release_in(content: Any) -> dict[str, str]:
-    """The version of the latest release that a feed names, and its page or "". Raises UserError. Forms: {version,
-    page}, a package index's {info: {version, project_url}}, a forge's {tag_name, html_url}."""
+    """{version, page} of the latest release in a feed: that form, a package index's or a forge's. Raises UserError."""
     fields = content if isinstance(content, dict) else {}
     fields = fields["info"] if fields.get("info") and isinstance(fields["info"], dict) else fields
     version = str(fields.get("version") or fields.get("tag_name"))

@@ -92,11 +92,8 @@ def start_beside(command: Sequence[str], folder: Path, log: IO[bytes]) -> subpro
 
 
 class ChildProcess:
-    """A child that answers one request at a time. Not thread-safe: callers that share it hold a lock.
-
-    `stop` waits `grace_s` before it kills. With `own_session` Ctrl-C in the terminal does not reach the child. Lines
-    that do not begin with `marker`, such as those of a remote shell's startup files, are passed over.
-    """
+    """A child that answers one request at a time; callers that share it hold a lock. `stop` waits `grace_s` before it
+    kills. With `own_session` Ctrl-C does not reach the child. Lines that do not begin with `marker` are passed over."""
 
     def __init__(
         self,
@@ -126,8 +123,7 @@ class ChildProcess:
 
     def request(self, message: Any, timeout_s: float | None = None, poll: Callable[[], None] = lambda: None) -> Any:
         """Send `message`, to a new child if there is none, and wait for the answer. `poll` is called every `POLL_S` and
-        may raise to give up. After ChildEnded, ChildTimeout and what `poll` raises the child is gone, for its answer
-        would be taken for that to the next request."""
+        may raise to give up. After that, ChildEnded and ChildTimeout the child is gone."""
         self.start()
         assert self._process is not None
         stdin: Any = self._process.stdin

@@ -19,12 +19,8 @@ def is_bundled() -> bool:
 
 
 def backend_command(verb: str, *arguments: str) -> list[str]:
-    """Program and arguments of `python -m backend VERB …`.
-
-    `-P` keeps a folder named `backend` in the working directory from being run in place of ours. Installed from a wheel
-    we are part of the package `grpo_studio`, and only by that name does a command that a person copies into a shell
-    find us.
-    """
+    """Program and arguments of `python -m backend VERB …`. `-P` keeps a folder `backend` in the working directory from
+    being run in place of ours. Installed from a wheel we are part of the package `grpo_studio`."""
     return [*_program("backend", BUNDLED_PROGRAM), verb, *arguments]
 
 
@@ -41,8 +37,7 @@ def _program(package: str, bundled: str) -> list[str]:
 
 
 def backend_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment for a backend process: our own packages first, output unbuffered and in UTF-8, all of which a bundled
-    program has built in."""
+    """Environment for a backend process: our packages first, output unbuffered and in UTF-8."""
     environment = dict(os.environ if base is None else base)
     if is_bundled():
         return environment

@@ -29,21 +29,12 @@ LONGEST_PLACE = 110
 CAUSES = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
-    errno.EIO: "the disk reported an input/output error",
     errno.EROFS: "the disk is read-only",
-    errno.EFBIG: "the file is larger than the system allows",
-    errno.ESTALE: "the network disk is not there any more",
-    errno.ENODEV: "the disk is not there any more",
-    errno.ENXIO: "the disk is not there any more",
-    errno.EACCES: "permission is denied",
-    errno.EPERM: "permission is denied",
     errno.ENOENT: "its folder is not there any more",
     errno.ENOTDIR: "a file of its folder's name is in the way",
     errno.EEXIST: "a file of its folder's name is in the way",
     errno.EISDIR: "a folder of that name is in the way",
-    errno.EMFILE: "this process has too many files open",
-    errno.ENFILE: "the system has too many files open",
-}
+}  # where the system's own words say less
 
 OF_DISKS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ESTALE, errno.EMFILE, errno.ENFILE),
@@ -78,8 +69,7 @@ def is_of_mlx(error: RuntimeError) -> bool:
 
 @contextmanager
 def writing(path: Path, *, also_computes: bool = False) -> Generator[None]:
-    """Turn errors of the block, which writes `path`, into DiskError naming it. Of a block that also reads and computes,
-    only errors of disks are turned."""
+    """Turn errors of the block, which writes `path`, into DiskError; if it also computes, errors of disks only."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -100,8 +90,7 @@ def fault_of(error: BaseException) -> DiskError | None:
 
 
 def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None = None) -> None:
-    """Replace a file, with the permissions `mode`, or those that it has, or those of a new file. Half of a surrogate
-    pair is written as JSON writes it. Raises DiskError."""
+    """Replace a file, by default with the permissions that it has. A lone surrogate is escaped. Raises DiskError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
         clear_drafts(path.parent, path.name)
@@ -140,10 +129,7 @@ def save_as(path: Path, content: str | Iterable[bytes]) -> None:
 @contextmanager
 def whole_folder(final: Path) -> Generator[Path]:
     """An empty folder beside `final` to be filled, which then takes its place. Raises DiskError; an old one stays then.
-
-    One process at a time writes a folder. An old one is moved aside between two renames, since rename(2) replaces an
-    empty folder only; of a process that was killed between them it gets its name back first.
-    """
+    An old one is moved aside between two renames, and of a process killed there it gets its name back first."""
     draft, old = final.with_name(f".{final.name}"), final.with_name(f".{final.name}.old")
     with writing(final):
         restore_folder(final)

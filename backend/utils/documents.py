@@ -122,8 +122,7 @@ def _loads(text: str, most_levels: int, **options: Any) -> Any:
 
 
 def validation_error(value: object) -> str:
-    """Why a nested value of settings is unusable, as the end of a sentence; "" if it is fine. Of text that no file can
-    hold, numbers beyond the range of a float, more than DEPTH levels, and more than VALUES parts."""
+    """Why a nested value of settings is unusable, as the end of a sentence; "" if it is fine."""
     level, count = [value], 0
     for _ in range(DEPTH + 1):
         inner: list[Any] = []

@@ -21,12 +21,8 @@ LONGEST_KEY = 60  # characters of `setting`: a key that a user misspelt may be o
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """One problem with the input.
-
-    `setting` is the key of the form's field (`temperature`, `reward_functions_file`, …), so that the window can show
-    the sentence beside it. `sentence` ends in a full stop; values in it go through `backend.utils.text.quote`. Both
-    become one printable line of a limited length. `traceback`: that of the user's own code, if it failed.
-    """
+    """One problem with the input. `setting`: key of the form's field. `sentence` ends in a full stop; values in it go
+    through `text.quote`. Both become one printable line. `traceback`: of the user's own code."""
 
     setting: str
     sentence: str
@@ -59,8 +55,7 @@ class UserError(Exception):
 
 
 def user_traceback(error: BaseException, file: Path | None = None) -> str:
-    """The traceback of an exception that the user's code raised, with its causes, from `file` on, where that is known,
-    else from the first module outside of this program. Never raises."""
+    """The traceback of an exception of the user's code, from `file` or the first module of others on. Never raises."""
     nodes = []
     while node := nodes[-1].tb_next if nodes else error.__traceback__:
         nodes.append(node)
@@ -74,8 +69,7 @@ def user_traceback(error: BaseException, file: Path | None = None) -> str:
 
 
 def log_traceback(text: str) -> str:
-    """Write a traceback of the user's code to log.txt alone, where there is a run. Returns where it is, as a sentence;
-    "" without."""
+    """Write a traceback to log.txt alone, where there is a run. Returns where it is, as a sentence; "" without."""
     to_log = getattr(sys.stderr, "write_to_log", None)
     if not text or to_log is None:
         return ""

@@ -31,8 +31,8 @@ def is_held(path: Path) -> bool:
 
 
 def try_hold(path: Path) -> int | None:
-    """Take the lock until this process ends or the returned handle is closed; None where another holds it. Creates the
-    file. Raises OSError where that cannot be done."""
+    """A handle that holds the lock until it is closed; None where another process has it. Creates the file. Raises
+    OSError."""
     while True:
         handle = os.open(path, CREATED, 0o600)
         try:

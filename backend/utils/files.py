@@ -32,8 +32,7 @@ _KINDS = {
 
 
 def user_path(text: str, setting: str, base: Path | None = None) -> Path:
-    """The path that a user wrote, with ~ expanded and, where it is relative, below `base`. Looks at no file. Raises
-    UserError for a path that no file system takes and for an unknown home folder."""
+    """The path that a user wrote, ~ expanded, below `base` if relative. Looks at no file. Raises UserError."""
     if "\0" in text or not is_text(text):
         what = "a NUL character" if "\0" in text else "characters that are not valid text"
         raise UserError(setting, f"{quote(text)} cannot be a path: it contains {what}.")
@@ -194,10 +193,7 @@ def walk(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def remove_tree(folder: Path) -> None:
-    """Delete a folder of any depth. Never raises: what cannot be deleted stays.
-
-    Folders two levels down are moved up first, so no path grows and nothing recurses.
-    """
+    """Delete a folder of any depth; what cannot be deleted stays. Never raises, and no path grows."""
     top = os.fspath(folder)
     if os.path.islink(top):
         return
@@ -230,8 +226,7 @@ def _emptied(folder: str) -> list[str]:
 
 
 def require_plain_files(folder: Path) -> None:
-    """Raise UserError if a run's folder holds a link, a pipe or the like, at any depth: writing or copying would reach
-    through a link, and wait at a pipe for ever."""
+    """Raise UserError if a run's folder holds a link, which writing would reach through, or a pipe, which waits."""
     for entry in walk(folder):
         with suppress(OSError):  # deleted meanwhile, or deeper than a path may be
             mode = entry.stat(follow_symlinks=False).st_mode

@@ -104,8 +104,7 @@ def is_own(path: Path, folder: Path) -> bool:
 
 
 def own_file(path: Path, folder: Path, setting: str) -> Path:
-    """`path`, a file below `folder`. Raises UserError on `setting` for a link that leads out of the folder and not into
-    Hugging Face's cache, where only downloads lie."""
+    """`path`, below `folder`. Raises UserError for a link that leads out of it and not into Hugging Face's cache."""
     if is_own(path, folder) or resolved(path).is_relative_to(resolved(hub_cache())):
         return path
     advice = "put what it leads to in its place."
@@ -113,9 +112,8 @@ def own_file(path: Path, folder: Path, setting: str) -> Path:
 
 
 def own_files(folder: Path, setting: str, *, but: tuple[str, ...] = ()) -> list[Path]:
-    """Files of a folder and of the folders in it, by name, without hidden ones and those named in `but`. Raises
-    UserError on `setting` for a link that `own_file` refuses and for any to a folder; OSError for a folder that cannot
-    be read."""
+    """Files of a folder, at any depth and by name, without hidden ones and those named in `but`. Raises UserError for a
+    link that `own_file` refuses and for any to a folder, OSError for a folder that cannot be read."""
 
     def fail(error: OSError) -> None:
         raise error

@@ -20,8 +20,7 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\
 
 
 def visible(text: str) -> str:
-    """A text of any number of lines, with control characters and bidirectional controls escaped as in Python. Letters
-    and spaces of every script and the joiners of emoji stay."""
+    """A text of any number of lines, with control characters and bidirectional controls escaped as in Python."""
     return _UNSEEN.sub(lambda found: _escape(found[0]), text)
 
 
@@ -41,9 +40,8 @@ _repr.maxstring = _repr.maxother = LONGEST
 
 
 def quote(value: object, limit: int | None = None) -> str:
-    """Any value on one printable line of at most `limit` characters (SHOWN; PATH_SHOWN of a path), with an ellipsis.
-    White space becomes single spaces; what does not print is escaped. A path is cut in its middle: its end says
-    most."""
+    """Any value on one printable line of at most `limit` characters (SHOWN; PATH_SHOWN of a path), with an ellipsis,
+    for a path in its middle."""
     limit = limit or (PATH_SHOWN if isinstance(value, PurePath) else SHOWN)
     if isinstance(value, PurePath):
         return shown_path(str(value), limit)
@@ -97,8 +95,7 @@ def cut_in_the_middle(line: str, limit: int) -> str:
 
 
 def shorten(sentence: str) -> str:
-    """Cut the longest words of a sentence, the values in it, in their middle until it has SENTENCE characters; a
-    sentence of short words ends at LONGEST."""
+    """Cut the longest words of a sentence in their middle until it has SENTENCE characters, or LONGEST."""
     words = sentence.split(" ") if len(sentence) > SENTENCE else []
     while words and (excess := sum(map(len, words)) + len(words) - 1 - SENTENCE) > 0:
         at = max(range(len(words)), key=lambda index: len(words[index]))

@@ -55,7 +55,9 @@ FAILURES = {
 lasting = patient
 ASKED: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("echo", "fail", "unsayable", "patient"), (HERE, "quick")),
-    **{"lasting": (HERE, "long"), "thread": (HERE, "model"), "absent": ("backend.serve.nowhere", "quick")},
+    "lasting": (HERE, "long"),
+    "thread": (HERE, "model"),
+    "absent": ("backend.serve.nowhere", "quick"),
 }
 
 
