@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.common import AllowCode, AsJson, ExistingRunsDir, tell, tell_error, tell_json, verb
+from backend.cli.common import AllowCode, AsJson, RunsDir, tell, tell_error, tell_json, verb
 from backend.cli.completions import RunOrModel, checkpoints
 from backend.config.config import SETTINGS, Config, parse
 from backend.rewards.allowed_code import require_allowed
@@ -55,7 +55,7 @@ def chat(
     images: Images = None,
     with_scores: Score = False,
     allow_code: AllowCode = False,
-    runs_dir: ExistingRunsDir = None,
+    runs_dir: RunsDir = None,
 ) -> None:
     """Chat with a run's model and its base model in the terminal; /help lists the commands."""
     asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system, free_output)
@@ -294,7 +294,7 @@ def generate(
     with_scores: Score = False,
     as_json: AsJson = False,
     allow_code: AllowCode = False,
-    runs_dir: ExistingRunsDir = None,
+    runs_dir: RunsDir = None,
 ) -> None:
     """Answer one prompt with a run's model, its base, or both; the run supplies settings that you omit."""
     if (prompt is None) == (row is None):

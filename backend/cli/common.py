@@ -187,8 +187,7 @@ def _folder(path: Path | None) -> Path | None:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
-ExistingRunsDir = Annotated[Path | None, typer.Option("--runs-dir", callback=_folder, help="Where run folders are.")]
-NewRunsDir = Annotated[Path | None, typer.Option("--runs-dir", callback=_folder, help="Where run folders go.")]
+RunsDir = Annotated[Path | None, typer.Option("--runs-dir", callback=_folder, help="The folder of runs.")]
 Hosts = Annotated[
     str | None,
     typer.Option("--hosts", metavar="FILE", help="Train on the machines of this hosts file; none is this one alone."),

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from backend.cli.chat import CheckpointKey
-from backend.cli.common import USER_ERROR, AsJson, ExistingRunsDir, tell, tell_error, tell_json, verb
+from backend.cli.common import USER_ERROR, AsJson, RunsDir, tell, tell_error, tell_json, verb
 from backend.cli.completions import RunOrModel
 from backend.tools.mcp_settings import LOOPBACK
 from backend.utils.errors import UserError
@@ -37,7 +37,7 @@ def endpoint(
         Path | None, typer.Option("--record", help="Keep the sessions in this folder, to train on them.")
     ] = None,
     as_json: AsJson = False,
-    runs_dir: ExistingRunsDir = None,
+    runs_dir: RunsDir = None,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True, help="End with this process.")] = None,
 ) -> None:
     """Answer the requests of OpenAI clients with a run's model and its base."""

@@ -17,17 +17,7 @@ from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from backend.cli.common import (
-    STOPPED,
-    AllowCode,
-    AsJson,
-    ExistingRunsDir,
-    ignore_sighup,
-    tell,
-    tell_error,
-    tell_json,
-    verb,
-)
+from backend.cli.common import STOPPED, AllowCode, AsJson, RunsDir, ignore_sighup, tell, tell_error, tell_json, verb
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.display import new_console, new_table
 from backend.config.config import Config, load, read
@@ -72,7 +62,7 @@ def export(
     public: Annotated[bool, typer.Option("--public", help="For --to hub: everybody may see it.")] = False,
     preview: Annotated[bool, typer.Option("--preview", help="For --to hub: show the files, and send nothing.")] = False,
     allow_code: AllowCode = False,
-    runs_dir: ExistingRunsDir = None,
+    runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Export a run's model to LM Studio, Ollama, a folder or Hugging Face and verify it; or its settings for TRL."""

@@ -17,7 +17,7 @@ from backend.cli.common import (
     AllowCode,
     AsJson,
     Live,
-    NewRunsDir,
+    RunsDir,
     Stream,
     ignore_sighup,
     logging_to,
@@ -52,7 +52,7 @@ def job(
     hardware: Annotated[bool, typer.Option("--hardware", help="List machines and prices.")] = False,
     as_json: AsJson = False,
     allow_code: AllowCode = False,
-    runs_dir: NewRunsDir = None,
+    runs_dir: RunsDir = None,
     stream: Stream = False,
     progress: Live = None,
 ) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from backend.cli.common import ExistingRunsDir, verb
+from backend.cli.common import RunsDir, verb
 from backend.cli.training import read_settings
 from backend.config.config import Config, dump, parse, problems, resolve_paths
 from backend.config.other_programs.translation import read_file
@@ -201,7 +201,7 @@ def mcp(
     allow_training: Annotated[
         bool, typer.Option("--allow-training", help="Also start, stop, evaluate and export runs.")
     ] = False,
-    runs_dir: ExistingRunsDir = None,
+    runs_dir: RunsDir = None,
 ) -> None:
     """Tools about runs for an assistant (Model Context Protocol, on stdin and stdout); read-only by default."""
     if find_spec("mcp") is None:

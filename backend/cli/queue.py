@@ -9,17 +9,7 @@ from typing import Annotated
 import typer
 
 from backend.cli import help_page
-from backend.cli.common import (
-    STOPPED,
-    AllowCode,
-    AsJson,
-    ExistingRunsDir,
-    NewRunsDir,
-    ignore_sighup,
-    tell,
-    tell_json,
-    verb,
-)
+from backend.cli.common import STOPPED, AllowCode, AsJson, RunsDir, ignore_sighup, tell, tell_json, verb
 from backend.cli.completions import Changes, run_names
 from backend.config.config import read
 from backend.rewards.allowed_code import require_allowed
@@ -37,7 +27,7 @@ REMOVED = ("config.yaml", "log.txt", "about.json")  # `remove` deletes a folder 
 
 @queue.command("list")
 @verb
-def list_runs(runs_dir: ExistingRunsDir = None, as_json: AsJson = False) -> None:
+def list_runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """List the waiting runs in order."""
     file = QueueFile(runs_dir)
     now = file.read()
@@ -55,7 +45,7 @@ def list_runs(runs_dir: ExistingRunsDir = None, as_json: AsJson = False) -> None
 @verb
 def add(
     config: Annotated[Path, typer.Argument(help="The settings, a YAML file; or a run that is to begin or go on.")],
-    runs_dir: NewRunsDir = None,
+    runs_dir: RunsDir = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the run folder.")] = None,
     changes: Changes = None,
     first: Annotated[bool, typer.Option("--first", help="Before the runs that wait already.")] = False,
@@ -85,7 +75,7 @@ def add(
 
 @queue.command()
 @verb
-def remove(run: WaitingRun, runs_dir: ExistingRunsDir = None) -> None:
+def remove(run: WaitingRun, runs_dir: RunsDir = None) -> None:
     """Remove a run from the queue, and delete its folder if it contains only settings."""
     file = QueueFile(runs_dir)
     folder = find_run(run, file.folder)
@@ -103,7 +93,7 @@ def remove(run: WaitingRun, runs_dir: ExistingRunsDir = None) -> None:
 def move(
     run: WaitingRun,
     place: Annotated[int, typer.Argument(min=1, help="Its new place; 1 is the next to train.")],
-    runs_dir: ExistingRunsDir = None,
+    runs_dir: RunsDir = None,
 ) -> None:
     """Move a waiting run to another position."""
     file = QueueFile(runs_dir)
@@ -114,7 +104,7 @@ def move(
 @queue.command("run")
 @verb
 @ignore_sighup
-def run_queue(runs_dir: ExistingRunsDir = None) -> None:
+def run_queue(runs_dir: RunsDir = None) -> None:
     """Train the waiting runs one after the other until the queue is empty. Waits for a run that is already training."""
     from backend.trainer.control import StopRequested, raising_stop
 
@@ -135,7 +125,7 @@ def run_queue(runs_dir: ExistingRunsDir = None) -> None:
 @queue.command()
 @verb
 def pause(
-    runs_dir: ExistingRunsDir = None,
+    runs_dir: RunsDir = None,
     after_failure: Annotated[
         bool | None,
         typer.Option("--after-failure/--not-after-failure", help="Not now, but (or no longer) whenever a run fails."),
@@ -152,7 +142,7 @@ def pause(
 
 @queue.command()
 @verb
-def resume(runs_dir: ExistingRunsDir = None) -> None:
+def resume(runs_dir: RunsDir = None) -> None:
     """Resume the queue."""
     file = QueueFile(runs_dir)
     file.change(is_paused=False)

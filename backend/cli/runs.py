@@ -8,19 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from backend.cli.common import (
-    STOPPED,
-    AllowCode,
-    AsJson,
-    ExistingRunsDir,
-    Live,
-    NewRunsDir,
-    Stream,
-    ignore_sighup,
-    tell,
-    tell_json,
-    verb,
-)
+from backend.cli.common import STOPPED, AllowCode, AsJson, Live, RunsDir, Stream, ignore_sighup, tell, tell_json, verb
 from backend.cli.completions import Changes, RunName, checkpoints
 from backend.cli.completions import changes as changes_offered
 from backend.cli.training import PreparedRun, check_settings, parse_changes, train_and_exit
@@ -41,7 +29,7 @@ if TYPE_CHECKING:
 
 @verb
 def runs(
-    runs_dir: ExistingRunsDir = None,
+    runs_dir: RunsDir = None,
     as_json: AsJson = False,
     query: Annotated[str, typer.Option("--search", metavar="QUERY", help="e.g. 'lr>1e-5 tag:math -state:failed'")] = "",
     archived: Annotated[bool, typer.Option("--archived", help="Also the runs that are archived.")] = False,
@@ -74,7 +62,7 @@ def runs(
 
 
 @verb
-def doctor(run: RunName, runs_dir: ExistingRunsDir = None, as_json: AsJson = False) -> None:
+def doctor(run: RunName, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """Diagnose a run: problems, their steps and limits, and what to do about them."""
     from backend.trainer.health.watch import examine
 
@@ -117,7 +105,7 @@ def report(examination: Examination) -> str:
 @verb
 def compare(
     names: Annotated[list[str], typer.Argument(metavar="RUN RUN …", help="Run folders, or names in the runs folder.")],
-    runs_dir: ExistingRunsDir = None,
+    runs_dir: RunsDir = None,
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Both tables in Markdown.")] = False,
 ) -> None:
@@ -151,7 +139,7 @@ def compare(
 def replay(
     run: RunName,
     speed: Annotated[float, typer.Option("--speed", help="How many times as fast as it was; 0: at once.")] = 1.0,
-    runs_dir: NewRunsDir = None,
+    runs_dir: RunsDir = None,
     name: Annotated[str, typer.Option("--name", help="Name of the new folder, instead of RUN-replay.")] = "",
 ) -> None:
     """Replay a recorded run into a new folder, in real time or faster. Trains nothing."""
@@ -180,7 +168,7 @@ def clone(
     ] = "base",
     start: Annotated[bool, typer.Option("--start", help="Train it at once.")] = False,
     allow_code: AllowCode = False,
-    runs_dir: ExistingRunsDir = None,
+    runs_dir: RunsDir = None,
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
@@ -213,7 +201,7 @@ def change(
     settings: Annotated[
         list[str], typer.Argument(metavar="KEY=VALUE …", help="What to change.", autocompletion=changes_offered)
     ],
-    runs_dir: ExistingRunsDir = None,
+    runs_dir: RunsDir = None,
 ) -> None:
     """Change settings of a training or paused run from its next step on, and print that step."""
     folder, asked = find_run(run, runs_dir), parse_changes(settings)
@@ -245,7 +233,7 @@ def change(
 def track(
     run: RunName,
     to: Annotated[str, typer.Option("--to", help="csv, tensorboard, trackio or wandb.")],
-    runs_dir: ExistingRunsDir = None,
+    runs_dir: RunsDir = None,
     upload: Annotated[bool, typer.Option("--upload", help="wandb only: send it to your account.")] = False,
 ) -> None:
     """Write a run's metrics and completions to a tracker, with TRL's metric names."""

@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from backend.cli.common import (
-    AllowCode,
-    AsJson,
-    NewRunsDir,
-    ignore_sighup,
-    logging_to,
-    tell,
-    tell_error,
-    tell_json,
-    verb,
-)
+from backend.cli.common import AllowCode, AsJson, RunsDir, ignore_sighup, logging_to, tell, tell_error, tell_json, verb
 from backend.cli.display import new_console, new_table
 from backend.cli.training import restart
 from backend.config.config import parse
@@ -57,7 +47,7 @@ NOT_HELD_OUT = (
 @ignore_sighup
 def sweep(
     file: Annotated[str, typer.Argument(help="The sweep, a YAML file; with --resume its folder or name.")],
-    runs_dir: NewRunsDir = None,
+    runs_dir: RunsDir = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the sweep, in place of the file's.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a sweep that was stopped.")] = False,
     plan_only: Annotated[bool, typer.Option("--plan", help="Say what would be trained, and stop.")] = False,

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from backend.cli import sweep
-from backend.cli.common import AllowCode, Hosts, Live, NewRunsDir, Stream, ignore_sighup, tell, tell_json, verb
+from backend.cli.common import AllowCode, Hosts, Live, RunsDir, Stream, ignore_sighup, tell, tell_json, verb
 from backend.cli.completions import Changes, checkpoints, run_names
 from backend.cli.job import follow_and_exit
 from backend.cli.training import (
@@ -48,7 +48,7 @@ def train(
     run: Annotated[Path | None, typer.Option("--run", help="Train in this folder, which holds config.yaml.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Without a YAML file: a Hub id or a folder.")] = None,
     data: Annotated[str | None, typer.Option("--data", help="With --model: a dataset's id, file or folder.")] = None,
-    runs_dir: NewRunsDir = None,
+    runs_dir: RunsDir = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the run folder.")] = None,
     changes: Changes = None,
     hosts: Hosts = None,
@@ -75,7 +75,7 @@ def train(
 @ignore_sighup
 def resume(
     run: Annotated[str, typer.Argument(help="A run or a sweep: its folder or its name.", autocompletion=run_names)],
-    runs_dir: NewRunsDir = None,
+    runs_dir: RunsDir = None,
     changes: Changes = None,
     step: Annotated[
         str | None,
@@ -144,7 +144,7 @@ def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
 @verb
 @ignore_sighup
 def demo(
-    runs_dir: NewRunsDir = None,
+    runs_dir: RunsDir = None,
     iters: Annotated[int | None, typer.Option(help="Steps, in place of the preset's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed, in place of the preset's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,

@@ -19,8 +19,7 @@ from backend.jobs.job_file import JobFile
 from backend.models.hub_client import hub_errors
 from backend.utils.errors import UserError
 
-REPORT = "GRPO_STUDIO_JOB"
-"""Variable that makes train.py print its metrics, and the beginning of each such line."""
+REPORT = "GRPO_STUDIO_JOB"  # variable that makes train.py print its metrics, and the beginning of each such line.
 MOUNT = "/run"
 OUTPUT = "output"
 KEPT = (".safetensors", ".json", ".jinja", ".model", ".txt")

@@ -11,8 +11,7 @@ from keyring.backends import chainer
 from backend.utils.errors import UserError
 
 SERVICE = "GRPO Studio"
-TRUSTED_PRIORITY = 1.0
-"""keyring backends below this priority store secrets unprotected."""
+TRUSTED_PRIORITY = 1.0  # keyring backends below this priority store secrets unprotected
 
 
 def keychain() -> Any:

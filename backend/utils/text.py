@@ -123,15 +123,7 @@ _TOKEN = re.compile(r"\{([0-9]+)(?:,[0-9]*)?\}|.", re.DOTALL)
 
 def excess(pattern: str) -> str:
     """Why a user's regular expression is too large to compile, as a sentence; "" if it is not."""
-    if written_out(pattern) <= LARGEST:
-        return ""
-    what = f"is more than {LARGEST:,} characters long with its repetitions written out"
-    return f"{quote(pattern, 60)} {what}; + and * repeat as often as needed."
-
-
-def written_out(pattern: str) -> int:
-    """Characters of a pattern with every repetition written out, up to about LARGEST; a set counts as one."""
-    groups: list[list[int]] = [[]]
+    groups: list[list[int]] = [[]]  # characters of the parts of each open group; a set counts as one
     for token in _TOKEN.finditer(_ONE_CHARACTER.sub("x", pattern)):
         if token[1] and groups[-1]:
             groups[-1][-1] = min(groups[-1][-1] * max(int(token[1][:10]), 1), LARGEST + 1)
@@ -142,4 +134,7 @@ def written_out(pattern: str) -> int:
             groups[-1].append(inner)
         else:
             groups[-1].append(1)
-    return sum(map(sum, groups))
+    if sum(map(sum, groups)) <= LARGEST:
+        return ""
+    what = f"is more than {LARGEST:,} characters long with its repetitions written out"
+    return f"{quote(pattern, 60)} {what}; + and * repeat as often as needed."

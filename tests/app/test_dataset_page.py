@@ -25,7 +25,7 @@ from app.state import dataset as datasets
 from app.state.dataset import Counts
 from app.state.session import Session
 from backend.rewards.allowed_code import Rights
-from backend.serve.questions import QUESTIONS, QuestionCall
+from backend.serve.questions import QUESTIONS, QuestionCall, handler
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_tokenizer
 from tests.support.windows import ServiceByHand
@@ -54,7 +54,7 @@ class FakeService(ServiceByHand):
                 if question in self.canned:
                     answer = self.canned[question]
                 else:
-                    answer = QUESTIONS[question].handler()(json.loads(json.dumps(asked.arguments)), call)
+                    answer = handler(question, *QUESTIONS[question])(json.loads(json.dumps(asked.arguments)), call)
             except UserError as mistake:
                 asked.refuse(mistake.faults)
             else:

@@ -16,7 +16,7 @@ from backend.data.prompt_variety import prompt_variety
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import check_columns, read_splits
 from backend.serve import dataset_questions
-from backend.serve.questions import QUESTIONS, QuestionCall
+from backend.serve.questions import QUESTIONS, QuestionCall, handler
 from backend.tools.host import ToolSchemas
 from backend.types import Label
 from backend.utils.errors import UserError
@@ -255,7 +255,7 @@ def test_the_dataset_page_shows_the_tools(tmp_path: Path, monkeypatch: pytest.Mo
     trained = TokenizedPrompts(ROWS[:2], tokenizer, PromptFormat.of(settings(**ENVIRONMENTS), TOOLS), "rows").first(-1)
 
     def ask(question: str, **more: Any) -> Any:
-        return QUESTIONS[question].handler()({"settings": about, "split": "train"} | more, QuestionCall())
+        return handler(question, *QUESTIONS[question])({"settings": about, "split": "train"} | more, QuestionCall())
 
     monkeypatch.setattr(dataset_questions, "shown_tools", lambda config: (TOOLS, ""))
     for index, problem in enumerate(trained):

@@ -16,7 +16,7 @@ from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import read_splits
 from backend.rewards.allowed_code import allow_named
 from backend.serve import dataset_questions
-from backend.serve.questions import QUESTIONS, Cancelled, QuestionCall
+from backend.serve.questions import QUESTIONS, Cancelled, QuestionCall, handler
 from backend.trainer.preflight import check
 from tests.data.test_rows import write as write_rows
 from tests.support.random_models import tiny_tokenizer
@@ -47,7 +47,7 @@ def ask(tmp_path: Path, model: Path):
     def ask_backend(question: str, settings: dict[str, Any], **more: Any) -> Any:
         call = QuestionCall()
         settings = {"model": str(model)} | settings
-        return QUESTIONS[question].handler()({"settings": settings, "split": "train"} | more, call)
+        return handler(question, *QUESTIONS[question])({"settings": settings, "split": "train"} | more, call)
 
     return ask_backend
 

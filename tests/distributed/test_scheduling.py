@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import io
 import random
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -187,15 +188,8 @@ def test_a_rank_that_does_not_come_to_an_update_is_given_up() -> None:
 
 def sent(value: Any) -> Any:
     """Through the frames of the control channel."""
-    whole = b"".join(messages.encode("a test", {"it": value}))
-    place = 0
-
-    def read(count: int) -> bytearray:
-        nonlocal place
-        place += count
-        return bytearray(whole[place - count : place])
-
-    kind, body = messages.decode(read)
+    stream = io.BytesIO(b"".join(messages.encode("a test", {"it": value})))
+    kind, body = messages.decode(lambda count: bytearray(stream.read(count)))
     assert kind == "a test"
     return body["it"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import queue
 import threading
 import time
@@ -111,14 +112,9 @@ class ThreadLink:
     def check(self) -> None: ...
 
     def _put(self, rank: int, kind: str, body: Mapping[str, Any]) -> None:
-        frame, place = b"".join(encode(kind, body)), 0
-
-        def read(count: int) -> bytearray:
-            nonlocal place
-            place += count
-            return bytearray(frame[place - count : place])
-
-        self._inboxes[rank].put(ChannelMessage(self._ranks.rank, *decode(read)))
+        stream = io.BytesIO(b"".join(encode(kind, body)))
+        message = decode(lambda count: bytearray(stream.read(count)))
+        self._inboxes[rank].put(ChannelMessage(self._ranks.rank, *message))
 
     def close(self) -> None:
         """Of the leader."""

@@ -14,13 +14,7 @@ from backend.distributed.channel import GOODBYE, LeaderChannel, WorkerChannel, o
 from backend.distributed.collectives import FlatCollectives
 from backend.distributed.commands import FILES_VARIABLE
 from backend.distributed.launcher import write_late_ending
-from backend.distributed.ranks import (
-    RESTART_RANKS,
-    LostRankError,
-    Orders,
-    WorkerError,
-    end_with_launcher,
-)
+from backend.distributed.ranks import RESTART_RANKS, LostRankError, Orders, WorkerError, end_with_launcher
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils.errors import UserError
