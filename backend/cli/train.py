@@ -92,12 +92,9 @@ def resume(
     --step goes back to an earlier checkpoint; to keep both, clone the run at that step. Also resumes sweeps.
     """
     if find_sweep(run, runs_dir) is not None:
-        if hosts:
-            raise UserError("hosts", "A sweep trains on this machine alone.")
-        if changes:
-            raise UserError("set", "The settings of a sweep are those of its file; change those of a single run.")
-        if step is not None:
-            raise UserError("step", "The runs of a sweep go on together; go back in a clone of a single one.")
+        if hosts or changes or step is not None:
+            sentence = "A sweep goes on here as its file says; --hosts, --set and --step go with a single run."
+            raise UserError("sweep", sentence)
         return sweep.resume_sweep(run, runs_dir, allow_code=allow_code)
     folder = find_run(run, runs_dir)
     check_format(folder)  # before its settings, of which a newer version may have others
@@ -151,7 +148,6 @@ def demo(
     tools: Annotated[bool, typer.Option("--tools", help="Learn to call a calculator instead.")] = False,
     images: Annotated[bool, typer.Option("--images", help="Learn to count shapes in pictures instead.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the bundled model and data again.")] = False,
-    run: Annotated[Path | None, typer.Option("--run", hidden=True, help="Go on with this run of the demo.")] = None,
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
@@ -164,19 +160,13 @@ def demo(
         return made_by.rebuild(resources() / name, progress=print)
     start = time.monotonic()
     changes = {key: value for key, value in (("iters", iters), ("seed", seed)) if value is not None}
-    if run:  # after a GPU error ended the previous process
-        folder = find_run(run)
-        demo_run = PreparedRun(folder, load(folder.config))
-        relax_gpu_timeout(demo_run.settings)
-    else:
-        demo_run = new_run(read(demo_config(name)) | changes, runs_dir, None)
+    demo_run = new_run(read(demo_config(name)) | changes, runs_dir, None)
     from backend.demo import test_accuracy
 
     before = test_accuracy(demo_run.settings, None)
     sentences = sys.stderr if as_json else sys.stdout
     tell(f"Before: {before:.0%} of the test questions are answered right.", file=sentences, flush=True)
-    go_on_with = ["demo", "--run", str(demo_run.folder.path), *(["--json"] if as_json else [])]
-    train_or_exit(demo_run, stream, progress, quiet=as_json, go_on_with=go_on_with)
+    train_or_exit(demo_run, stream, progress, quiet=as_json)
     after = test_accuracy(demo_run.settings, demo_run.folder)
     tell(f"After:  {after:.0%}.", file=sentences, flush=True)
     seconds = round(time.monotonic() - start, 1)

@@ -198,7 +198,7 @@ def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoR
     if not config.hosts:
         train_or_exit(run, stream, progress)
         raise typer.Exit(FINISHED)
-    from backend.distributed.launcher import Launch, run_ranks, write_late_ending
+    from backend.distributed.launcher import run_ranks, write_late_ending
     from backend.distributed.machine_check import plan_machines, require_machines
     from backend.trainer.run_process import record_changes
 
@@ -231,7 +231,7 @@ def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoR
             notes=[choice.why] if len(hosts.hosts) > 1 else [],
             warnings=[*run.warnings, *warnings],
         )
-        end = run_ranks(Launch(run.folder, hosts, choice.backend, orders, options))
+        end = run_ranks(run.folder, hosts, choice.backend, orders, options)
     if end.sentence:
         tell_error(end.sentence)
     raise typer.Exit(end.exit_code if end.exit_code else FINISHED)
@@ -243,13 +243,12 @@ def train_or_exit(
     progress: bool | None,
     *,
     quiet: bool = False,
-    go_on_with: Sequence[str] = (),
     shared: Mapping[str, Any] | None = None,
     command: str = "",
 ) -> None:
-    """Train, and exit unless the run finished. After a GPU error, may replace this process by the verb and arguments
-    `go_on_with` (default: `resume` of this run), except on rank 0 of several machines (`shared`: more arguments of the
-    trainer). `quiet` leaves stdout to the caller. `command` is for the event log."""
+    """Train, and exit unless the run finished. After a GPU error, may replace this process by `resume`, but not on rank
+    0 of several machines (`shared`: more arguments of the trainer). `quiet` leaves stdout to the caller. `command`: for
+    the event log."""
     from backend.engine import cpu_setup
     from backend.runs.start_progress import progress_listener
     from backend.trainer.run_process import train
@@ -285,8 +284,7 @@ def train_or_exit(
         if ending.kind == RESTART and shared is not None:
             raise typer.Exit(RESTART_RANKS)
         if ending.kind == RESTART:  # with the handlers that the trainer has left
-            verb = go_on_with or ("resume", str(run.folder.path))
-            restart(*verb, *display_options(stream, progress))
+            restart("resume", str(run.folder.path), *display_options(stream, progress))
     if ending.exit_code:
         tell_error(ending.sentence)
         raise typer.Exit(ending.exit_code)

@@ -58,17 +58,6 @@ program."""
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """A run and its machines. `orders`: of its first start; `options`: of the verb `rank`."""
-
-    run: RunFolder
-    hosts: HostsFile
-    backend: str
-    orders: ranks.Orders
-    options: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchEnd:
     """The end of one start. `sentence`: the reason, where rank 0 has not logged it."""
 
@@ -78,26 +67,28 @@ class LaunchEnd:
     lost_rank: int | None = None
 
 
-def run_ranks(launch: Launch) -> LaunchEnd:
-    """Start the ranks until the run has ended. A stop signal makes rank 0 save and stop. Raises DiskError."""
+def run_ranks(
+    run: RunFolder, hosts: HostsFile, backend: str, orders: ranks.Orders, options: Sequence[str] = ()
+) -> LaunchEnd:
+    """Start the ranks until the run has ended. `options`: of the verb `rank`. A stop signal makes rank 0 save and stop.
+    Raises DiskError."""
     requests: list[int] = []
     with tempfile.TemporaryDirectory(prefix="grpo-studio-launch-") as folder, control.handlers_restored() as afterwards:
         control.on_stop_signals(lambda number, frame: requests.append(number))
         control.unblock_stop_signals()
-        while (end := _Start(launch, Path(folder), requests).run()).kind == "restart":
+        while (end := _Start(run, hosts, backend, orders, options, Path(folder), requests).run()).kind == "restart":
             if requests:
                 name = signal.Signals(requests[0]).name
                 end = LaunchEnd("stopped", 3, f"Stopped at its last checkpoint because {name} was received.")
                 break
             # The run has begun: its event log needs nothing but the reason of the new start.
-            orders, hosts = replace(launch.orders, is_checked=True, notes=[], warnings=[]), launch.hosts
+            orders = replace(orders, is_checked=True, notes=[], warnings=[])
             if end.lost_rank is not None:
                 hosts = without(hosts, end.lost_rank)
                 orders = replace(orders, warnings=[f"{end.sentence} The run goes on without it."])
-            launch = replace(launch, hosts=hosts, orders=orders)
         afterwards.process_ends = True
         if end.sentence:
-            write_late_ending(launch.run, end.kind, end.sentence)
+            write_late_ending(run, end.kind, end.sentence)
         return end
 
 
@@ -127,12 +118,22 @@ def write_late_ending(run: RunFolder, kind: str, sentence: str) -> bool:
 
 
 class _Start:
-    def __init__(self, launch: Launch, folder: Path, requests: Sequence[int]) -> None:
-        self._launch, self._hosts, self._requests = launch, launch.hosts, requests
-        self._ranks = range(len(self._hosts.hosts))
-        self._orders = replace(launch.orders, report_file=str(folder / "report.json"))
-        self._logs = launch.run.path / "ranks"
-        self._by_mpi = launch.backend == "mpi" and len(self._ranks) > 1
+    def __init__(
+        self,
+        run: RunFolder,
+        hosts: HostsFile,
+        backend: str,
+        orders: ranks.Orders,
+        options: Sequence[str],
+        folder: Path,
+        requests: Sequence[int],
+    ) -> None:
+        self._run, self._hosts, self._options, self._requests = run, hosts, options, requests
+        self._ranks = range(len(hosts.hosts))
+        self._orders = replace(orders, report_file=str(folder / "report.json"))
+        self._logs = run.path / "ranks"
+        self._backend = backend if len(self._ranks) > 1 else ""
+        self._by_mpi = self._backend == "mpi"
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # of each rank; under mpirun only mpirun's
         self._deadline: float | None = None  # when rank 0 is killed (monotonic)
         self._why = ""
@@ -157,25 +158,23 @@ class _Start:
             self._end_processes(LEAVING_S[exit_code == 0])
 
     def _start(self, rank: int, port: int) -> None:
-        host, launch = self._hosts.hosts[rank], self._launch
-        variables, files = commands.mlx_environment(
-            self._hosts, launch.backend if len(self._ranks) > 1 else "mpi", rank, port
-        )
+        host = self._hosts.hosts[rank]
+        variables, files = commands.mlx_environment(self._hosts, self._backend or "mpi", rank, port)
         variables = commands.program_environment(host) | variables | {commands.FILES_VARIABLE: json.dumps(files)}
-        if len(self._ranks) > 1:
-            variables[ranks.BACKEND_VARIABLE] = launch.backend
+        if self._backend:
+            variables[ranks.BACKEND_VARIABLE] = self._backend
         if rank:
             variables |= {ranks.WATCH_VARIABLE: "1", ranks.LOG_VARIABLE: f"ranks/rank-{rank}.log in the run folder"}
         else:
             variables |= {ranks.ORDERS_VARIABLE: self._orders.encoded(), ranks.ADDRESSES_VARIABLE: ",".join(host.ips)}
-        command = commands.rank_program(host, "rank", "--run", str(launch.run.path), *launch.options)
+        command = commands.rank_program(host, "rank", "--run", str(self._run.path), *self._options)
         environment = backend_environment() | variables
         relaxed = os.environ.get(GPU_TIMEOUT_VARIABLE)
         of_python = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
         away = variables | of_python | ({GPU_TIMEOUT_VARIABLE: relaxed} if relaxed else {})
         if self._by_mpi:
             exported = [f"{name}={value}" for name, value in (away | commands.mpi_variables()).items()]
-            shell = ["/bin/sh", "-c", _UNDER_MPI, "rank", str(self._logs), launch.run.name, *command]
+            shell = ["/bin/sh", "-c", _UNDER_MPI, "rank", str(self._logs), self._run.name, *command]
             command = commands.mpi_command(commands.mpirun() or "mpirun", self._hosts, exported, shell)
             environment = backend_environment()
         elif not self._hosts.is_here(rank):

@@ -22,7 +22,7 @@ from backend.cli.training import PreparedRun, hosts_setting, machine_settings
 from backend.config.config import load, parse, problems
 from backend.distributed.collectives import StepSnapshot
 from backend.distributed.hosts_file import Host, HostsFile, parse_hosts
-from backend.distributed.launcher import Launch, LaunchEnd, run_ranks, without, write_late_ending
+from backend.distributed.launcher import LaunchEnd, run_ranks, without, write_late_ending
 from backend.distributed.machine_check import plan_machines, require_one_machine
 from backend.distributed.ranks import STOPPED, LostRankError, Orders, RankInfo
 from backend.runs import checkpoint
@@ -62,7 +62,7 @@ class Bench:
         self._monkeypatch.setenv("GRPO_STUDIO_TEST_RANK", json.dumps(wrong or {}))
         self._monkeypatch.setenv("GRPO_STUDIO_TEST_STEPS", str(steps))
         hosts = HostsFile(tuple(Host("127.0.0.1", ("127.0.0.1",), program=str(self.program)) for _ in range(size)))
-        return run_ranks(Launch(self.run, hosts, backend, Orders("train", **orders)))
+        return run_ranks(self.run, hosts, backend, Orders("train", **orders))
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         return [event for event in read_events(self.run.events) if not kinds or event["kind"] in kinds]
