@@ -67,12 +67,12 @@ def export(
 ) -> None:
     """Export a run's model to LM Studio, Ollama, a folder or Hugging Face and verify it; or its settings for TRL."""
     report, chosen = _reporter(as_json), f"{quantize}bit" if quantize else format_ or DEFAULT_FORMAT
+    weights = {"checkpoint": checkpoint, "format": format_, "quantize": quantize, "held-out": held_out, "fetch": fetch}
+    unused = {"repo": repo, "public": public, "preview": preview} if to != "hub" else {}
+    unused |= weights if to == "trl" else {"folder": folder} if to != "folder" else {}
+    if given := next((option for option, value in unused.items() if value), ""):
+        raise UserError(given, f"--{given} has no effect with --to {to}; leave it out.")
     if to == "trl":
-        about_weights = {"checkpoint": checkpoint, "format": format_, "quantize": quantize, "held-out": held_out}
-        about_weights |= {"fetch": fetch, "repo": repo, "public": public, "preview": preview}
-        if given := next((option for option, value in about_weights.items() if value), ""):
-            sentence = f"--{given} is about weights, and --to trl takes the settings of a run; leave it out."
-            raise UserError(given, sentence)
         from backend.export.trl_folder import export_trl
 
         with _stopping():
@@ -83,10 +83,6 @@ def export(
         return _tell_export(trl.to_dict(), remarks, trl.path, as_json)
     from backend.export.export_run import Export, export_run
 
-    hub_only = {"repo": repo, "public": public, "preview": preview} if to != "hub" else {}
-    unused = hub_only | {"folder": to in ("lmstudio", "ollama", "hub") and folder}
-    if given := next((option for option, value in unused.items() if value), ""):
-        raise UserError(given, f"--{given} has no effect with --to {to}; leave it out.")
     if to == "folder" and name and folder is None:
         raise UserError("name", f"--name goes with --folder; without it the model is written to {run}'s folder fused.")
     if quantize and format_ and format_ != f"{quantize}bit":

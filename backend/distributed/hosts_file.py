@@ -198,8 +198,12 @@ def write_hosts(path: Path, hosts: HostsFile) -> None:
 def first_host_problem(hosts: HostsFile, what: str) -> ConfigProblem | None:
     """The problem of a file whose first entry is not this machine, judged by its addresses."""
     first = hosts.hosts[0]
-    if not first.ips or first.ssh in HERE or any(_is_own_address(address) for address in first.ips):
+    if not first.ips or first.ssh in HERE:
         return None
+    for address in first.ips:
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))  # only an address of an interface of this machine can be bound
+            return None
     must = "the first host must be this machine, where the run folder is"
     return ConfigProblem("hosts", f"{quote(what, 40)}: {must}, and {quote(first.ips[0])} is not an address of it.")
 
@@ -213,13 +217,6 @@ def hosts_problems(path: str) -> list[ConfigProblem]:
     except UserError as error:
         return error.faults
     return [problem] if problem is not None else []
-
-
-def _is_own_address(address: str) -> bool:
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind((address, 0))  # only an address of an interface of this machine can be bound
-        return True
-    return False
 
 
 class BackendChoice(NamedTuple):

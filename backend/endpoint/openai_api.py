@@ -109,7 +109,8 @@ def _message(number: int, message: Message) -> Message:
     if role not in ("system", "developer", "user", "assistant", "tool"):
         raise UserError(where, "The role must be system, developer, user, assistant or tool.")
     if isinstance(content, list):
-        if not all(map(_is_text, content)):
+        parts = [part if isinstance(part, dict) else {} for part in content]
+        if not all(part.get("type", "text") == "text" and isinstance(part.get("text"), str) for part in parts):
             raise UserError(where, "Only text parts are supported.")
         content = content_text(content)
     if not isinstance(content, str | None):
@@ -127,10 +128,6 @@ def _message(number: int, message: Message) -> Message:
         except (TypeError, KeyError, ValueError, AttributeError):
             raise UserError(where, "A tool call needs function.name, and function.arguments as JSON.") from None
     return made
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
 
 
 @dataclass(slots=True)

@@ -24,13 +24,11 @@ _REVISION = re.compile(r"(\w[\w.-]*/[\w.-]+)@(\w(?:[\w./-]*\w)?)", re.ASCII)
 
 def require_hub_address() -> None:
     """Raise UserError for a Hub that is not a web address: huggingface_hub parses it while it is imported."""
-    address = os.environ.get(ENDPOINT_VARIABLE)
-    if not address:
+    if not (address := os.environ.get(ENDPOINT_VARIABLE)):
         return
-    is_address = re.fullmatch(r"https?://[^\s\x00-\x1f]+", address) is not None
     with suppress(ValueError):  # of a port that is no number up to 65535, or half an IPv6 address
         parts = urlsplit(address)
-        if is_address and parts.port != 0 and parts.hostname:
+        if re.fullmatch(r"https?://[^\s\x00-\x1f]+", address) and parts.port != 0 and parts.hostname:
             return
     advice = "write one that begins with https://, or unset the variable."
     raise UserError(ENDPOINT_VARIABLE, f"{quote(address, 70)} is no web address; {advice}")

@@ -11,7 +11,6 @@ PATH_SHOWN = 120  # characters of a path, which people look for and copy
 SENTENCE = 200  # characters of a sentence about what a user supplied
 LONGEST = 2 * SENTENCE  # characters of a sentence of several parts, such as one with advice
 WORD = 40  # characters that a long word keeps in a sentence that has to be shortened
-_DIGITS = 40  # longest whole number that is written out
 
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9:;<=>?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)?")
 """A control sequence of a terminal: a colour, a movement, a title."""
@@ -24,16 +23,7 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: _escape(found[0]), text)
 
 
-class _Repr(reprlib.Repr):
-    """As `repr`, with an ellipsis for what is too long, too deep, or a number of many digits."""
-
-    def repr_int(self, value: int, level: int) -> str:  # Python refuses to write out more than 4,300 digits
-        if value.bit_length() <= _DIGITS * 3:
-            return str(value)
-        return f"a number of about {value.bit_length() * 30103 // 100000 + 1:,} digits"
-
-
-_repr = _Repr()
+_repr = reprlib.Repr()  # with an ellipsis for what is too long, too deep, or a number of many digits
 _repr.maxlevel, _repr.fillvalue = 3, "…"
 _repr.maxlist = _repr.maxtuple = _repr.maxset = _repr.maxfrozenset = _repr.maxdict = 30
 _repr.maxstring = _repr.maxother = LONGEST
@@ -69,12 +59,12 @@ def one_line(text: str, limit: int | None = None, is_cut: bool = False) -> str:
     return f"{line[: limit - 1].rstrip()}…"
 
 
-def fenced(text: str, language: str = "") -> str:
+def fenced(text: str) -> str:
     """Markdown's code block; its fence is longer than any within."""
     fence = "```"
     while fence in text:
         fence += "`"
-    return f"{fence}{language}\n{text}\n{fence}"
+    return f"{fence}\n{text}\n{fence}"
 
 
 def as_in_a_terminal(line: str) -> str:

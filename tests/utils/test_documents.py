@@ -115,7 +115,7 @@ def test_what_nothing_can_work_with_is_named() -> None:
     itself.append(itself)
     assert validation_error([{"a": "\ud800"}]) == r"contains characters that are not valid text: \ud800"
     assert validation_error({"\udcff": 1}).startswith("contains characters that are not valid text")
-    assert validation_error([10**400]) == "contains a number of about 401 digits, which is beyond every limit"
+    assert validation_error([10**400]).endswith("…0000000000000000000, which is beyond every limit")
     for value in (nested(DEPTH + 1), nested(10**5), itself):
         assert validation_error(value) == "is nested more than 50 levels deep"
     assert validation_error([0] * 12_000) == "contains more than 10,000 values"
