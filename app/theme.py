@@ -13,7 +13,7 @@ from itertools import count
 
 from PySide6.QtCore import QLocale, QObject, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPaintDevice, QPainter, QPalette, QPen
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 
 from backend.utils import places
 
@@ -203,14 +203,14 @@ POLISHED, _OWN_STYLE = Qt.WidgetAttribute.WA_WState_Polished, Qt.WidgetAttribute
 def _restyle_hidden() -> None:
     """Style what was hidden, 20 ms at a time: Qt takes half a second for the 2,500 widgets of a window."""
     end = time.monotonic() + 0.02
-    for widget in application().allWidgets():
-        if not widget.testAttribute(POLISHED):
-            widget.style().polish(widget)
-            widget.setAttribute(POLISHED)
-            widget.update()
-            if time.monotonic() > end:
-                QTimer.singleShot(0, _restyle_hidden)
-                return
+    waiting = [widget for widget in application().allWidgets() if not widget.testAttribute(POLISHED)]
+    for widget in sorted(waiting, key=QWidget.isVisible, reverse=True):  # shown since: Qt does not polish them again
+        widget.style().polish(widget)
+        widget.setAttribute(POLISHED)
+        widget.update()
+        if time.monotonic() > end:
+            QTimer.singleShot(0, _restyle_hidden)
+            return
 
 
 def _qt_palette(colours: Palette) -> QPalette:

@@ -12,7 +12,7 @@ from PySide6.QtCore import QByteArray, QObject, QSettings
 
 from app.state.charts import Naming
 from backend.utils import file_lock, places
-from backend.utils.files import make_private_folder, restrict_to_user
+from backend.utils.files import make_private_folder
 
 RECENT = 10
 MAX_WINDOWS = 100
@@ -61,8 +61,6 @@ class Prefs(QObject):
         super().__init__()
         self.folder = folder or places.preferences_folder()
         make_private_folder(self.folder)
-        if self.folder == places.preferences_folder():
-            restrict_to_user(self.folder)  # an earlier version made it as wide as the umask said
         self.slot = 1
         self.lock: int | None = None  # of the form; held until the process ends
         self._rewards: list[str] = []

@@ -46,7 +46,6 @@ from backend.export.verify import (
     make_reference,
     verify_folder,
 )
-from backend.export.vision_part import open_vision_part
 from backend.models.architectures import is_text_part
 from backend.models.peft_import import merged_model, read_peft_adapter
 from backend.models.policy import Policy, is_quantised, load_policy
@@ -255,7 +254,7 @@ def write_in_format(
             return (), replace(trained, adapters=writer.write_adapter(trained, to)).open
         if original is None:
             model, config = writer.in_format(*trained.open_with_config(), format_)
-            vision, left_out = open_vision_part(trained.untrained or trained.base, config)
+            vision, left_out = writer.open_vision_part(trained.untrained or trained.base, config)
             if left_out and is_text_part(config):
                 raise UserError("model", left_out)
             writer.write_model(model, config, trained.tokenizer, to, done, vision)

@@ -24,7 +24,7 @@ from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_s
 
 from backend.models import architectures
 from backend.models.hub_client import SETTING, NotTheHubError, host, hub_errors
-from backend.utils.disk import gigabytes
+from backend.utils.disk import gigabytes, require_room
 from backend.utils.errors import UserError
 from backend.utils.file_lock import take
 from backend.utils.hub_cache import RepoType, split_revision
@@ -202,11 +202,8 @@ class _Download:
     def run(self) -> Path:
         self.blobs.mkdir(parents=True, exist_ok=True)
         self._report("downloading", now=True)
-        missing, free = self._total - sum(self._arrived.values()), shutil.disk_usage(self.blobs).free
-        if missing and missing + SPARE > free:
-            needs = f"{self.plan.repo_id} needs {gigabytes(missing)} more"
-            disk = f"the disk that holds {constants.HF_HUB_CACHE} has {gigabytes(free)} free"
-            raise UserError(self.setting, f"{needs}, and {disk}.")
+        if missing := self._total - sum(self._arrived.values()):
+            require_room(self.blobs, missing + SPARE, self.plan.repo_id)
         # Leaving the `with` waits for every thread; after a failure the others end at their next `_check`.
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="download") as pool:
             futures = [pool.submit(self._fetch, name, hash_) for hash_, name in self._names.items()]

@@ -13,8 +13,7 @@ from mlx_lm import utils as mlx_lm_utils
 
 from backend.config.setting import ModelSettings
 from backend.engine.shared_weights import copy_sharing_arrays
-from backend.export.vision_part import open_vision_part
-from backend.export.writer import write_model, write_safetensors
+from backend.export.writer import open_vision_part, write_model, write_safetensors
 from backend.models.adapters import adapted_layer_count, lora_parameters, whole_modules
 from backend.models.policy import Policy
 from backend.models.tokenizers import tokenizer_folder

@@ -8,17 +8,20 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import count
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent, QFileOpenEvent
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
 from typer.testing import CliRunner
 
 import app.__main__ as start
-from app import config_files
+from app import config_files, theme
 from app.desktop import FileOpener
 from app.menus import MENUS
 from app.state.prefs import Prefs
@@ -45,6 +48,19 @@ def window(window: Window) -> Window:
     window.resize(1280, 800)
     window.show()
     return window
+
+
+def test_a_page_shown_right_after_a_change_of_theme_is_styled_before_hidden_ones(window: Window, monkeypatch):
+    for page in ("runs", "train"):
+        window.show_page(page)
+    window.set_theme("dark")
+    window.show_page("runs")
+    monkeypatch.setattr(theme, "time", SimpleNamespace(monotonic=count().__next__))  # one widget a turn
+    waiting = [each for each in QApplication.allWidgets() if not each.testAttribute(theme.POLISHED)]
+    shown = [each for each in waiting if each.isVisible()]
+    for _ in shown:
+        theme._restyle_hidden()
+    assert len(waiting) > len(shown) > 0 and all(each.testAttribute(theme.POLISHED) for each in shown)
 
 
 def test_every_menu_entry_names_an_existing_slot(window: Window):

@@ -13,7 +13,7 @@ from mlx_lm import utils as mlx_lm_utils
 from mlx_vlm import utils as mlx_vlm_utils
 
 from backend.config import config as spec_config
-from backend.export import export_run, vision_part
+from backend.export import export_run, writer
 from backend.export.export_run import Export, run_weights
 from backend.export.exports import FORMATS, exported_bytes
 from backend.export.writer import in_format
@@ -63,12 +63,12 @@ LONG = pytest.mark.proof
 def test_without_mlx_vlm_the_vision_part_is_left_out_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vision_part, "find_spec", lambda name: None)
+    monkeypatch.setattr(writer, "find_spec", lambda name: None)
     for family in ("qwen3_vl", "smolvlm"):
         write_run(tmp_path / family / "run", tiny_vision_model(tmp_path / family / "base", family))
     export = Export("folder", "out", folder=tmp_path)
     done = export_run.export_run(RunFolder(tmp_path / "qwen3_vl" / "run"), export)
-    assert vision_part.INSTALL in done.sentences()[-1]
+    assert writer.INSTALL in done.sentences()[-1]
     assert not any("vision" in name for name in mx.load(str(tmp_path / "out" / "model.safetensors")))
     with pytest.raises(UserError, match="pip install"):  # mlx-lm could not open its text model alone
         export_run.export_run(RunFolder(tmp_path / "smolvlm" / "run"), replace(export, overwrite=True))

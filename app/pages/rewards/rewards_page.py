@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 from app import theme
 from app.pages.rewards.bench import BenchResults, CompletionSource, rows_text
 from app.pages.rewards.reward_file import RewardFilePanel
-from app.state.judges import JudgeCheck
+from app.state.reward_bench import JudgeCheck
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Dot, ElidedLabel, NumberEdit, Segments, dropped_path
 from app.widgets.basic.dialogs import open_path

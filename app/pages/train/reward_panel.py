@@ -13,8 +13,7 @@ from PySide6.QtGui import QColor, QFont, QKeyEvent
 from PySide6.QtWidgets import QAbstractItemView, QApplication, QInputDialog, QLineEdit, QMenu, QWidget
 
 from app import theme
-from app.state.judges import DEFAULT_URL, LOCAL, JudgeServers, address_of, is_remote
-from app.state.reward_bench import RewardBench
+from app.state.reward_bench import DEFAULT_URL, LOCAL, JudgeServers, RewardBench, address_of, is_remote
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, ElidedLabel, ElidedLink, LinkButton, ListedEdit
 from app.widgets.basic.dialogs import open_file
