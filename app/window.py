@@ -35,7 +35,7 @@ from app.widgets.basic import icons
 from app.widgets.basic.dialogs import QuestionBox, ask, keep_folders_in, open_path
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import TabArea, column, holder, on_screen, row, set_style_property
+from app.widgets.basic.layout import TabArea, column, configure, holder, on_screen, row, set_style_property
 from app.widgets.consent_dialog import ConsentDialog, HostsDialog, ServersDialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
@@ -72,7 +72,8 @@ class Window(QMainWindow):
         self.sidebar, self.page_stack, self.strip = Sidebar(PAGES), PageStack(session), StatusStrip()
         self.pages: dict[str, Any] = self.page_stack.pages  # those built so far
         self._build_toolbar()
-        area = PageArea(self.page_stack, theme.scaled_size(QSize(*LEAST_PAGE)))
+        area = TabArea()  # scrolls the pages where the window has less room
+        area.setWidget(configure(self.page_stack, minimumSize=theme.scaled_size(QSize(*LEAST_PAGE))))
         content = row(self.sidebar, (area, 1), spacing=0)
         central = holder(column((content, 1), self.strip, spacing=0))
         self.setCentralWidget(central)
@@ -487,24 +488,3 @@ class PageStack(QStackedWidget):
         if self.current_key:
             side = max(0, self.width() - theme.scaled(self._entries[self.current_key].widest)) // 2
             self.setContentsMargins(side, 0, side, 0)
-
-
-class PageArea(TabArea):
-    """Scrolls the pages where the window has less room than `least`, in pixels."""
-
-    def __init__(self, pages: QWidget, least: QSize) -> None:
-        super().__init__()
-        holder = _Holder(pages)
-        holder.setMinimumSize(least)
-        self.setWidget(holder)
-
-
-class _Holder(QWidget):
-    def __init__(self, content: QWidget) -> None:
-        super().__init__()
-        self._content = content
-        content.setParent(self)
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._content.resize(event.size())

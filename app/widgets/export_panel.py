@@ -23,7 +23,8 @@ from app.widgets.upload_dialog import UploadDialog, VerbDialog
 from backend.config.config import SETTINGS
 from backend.config.other_programs.into_trl import into_trl
 from backend.export import exports
-from backend.export.exports import FORMATS, TARGETS
+from backend.export.exports import FORMATS, PUBLISHER, TARGETS
+from backend.runs.events import first_and_last_events
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
 from backend.utils.disk import room_on
@@ -49,7 +50,7 @@ class ExportChoices(QWidget):
         self.run = run
         self.obstacle = self.unreadable = ""
         self._folder = run.path
-        self._can_compare = exports.has_held_out_prompts(run)
+        self._can_compare = any(event["kind"] == "eval" for event in first_and_last_events(run.events)[1])
         has_adapter = exports.has_adapter(run)
         formats = {key: about.label for key, about in FORMATS.items() if about.kind != "adapter" or has_adapter}
         self.weights = ComboBox(items=exports.weights_choices(run))
@@ -195,7 +196,8 @@ class ExportChoices(QWidget):
         self.format_line.setText(about.sentence + ("" if size is None else f" About {figure(size / 1e9, 'GB')}."))
         self.held_out.setEnabled(about.kind == "model")
         is_folder = not (target.store or self.is_upload) and bool(name)
-        is_taken = is_folder and exists(exports.target_folder(self.target.currentData(), name, self._folder))
+        parent = lm_studio_models() / PUBLISHER if target.key == "lmstudio" else self._folder
+        is_taken = is_folder and exists(parent / name)
         # What a program keeps by itself is only known once it is asked.
         set_shown(self.overwrite, is_taken or bool(target.store))
         what, room = "model" if weights else "folder", room_on(self._folder)

@@ -30,10 +30,6 @@ INTRO = (
 ANONYMOUS = "Not logged in. Jobs need an account, which pays for them."
 
 
-class HardwareModel(TextsModel):
-    columns = (Column("Machine"), Column("GPU", 130), Column("GPU memory", 100), Column("Per hour", 90, True))
-
-
 class JobDialog(Dialog):
     """Asks for the machine of a run with these settings. Raises UserError for those that TRL cannot train."""
 
@@ -49,7 +45,9 @@ class JobDialog(Dialog):
         names = ", ".join(SETTINGS[left.setting].label for left in left_out)
         tip = plain_tip("\n".join(f"{SETTINGS[left.setting].label}: {left.instead}" for left in left_out))
         missing = label(f"Not carried over: {names}." if names else "", role="muted", wrap=True, toolTip=tip)
-        self.model = HardwareModel(self)
+        self.model = TextsModel(self)
+        gpu = (Column("GPU", 130), Column("GPU memory", 100))
+        self.model.columns = (Column("Machine"), *gpu, Column("Per hour", 90, True))
         self.table = BaseTable(model=self.model, single=True, name="Hardware")
         self.table.selectionModel().selectionChanged.connect(self._show)
         self.table.activated.connect(self._submit)

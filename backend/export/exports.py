@@ -19,7 +19,6 @@ from typing import Any, Literal
 from backend.config.checks import cross_setting_faults
 from backend.config.config import Config, load
 from backend.runs.archive import raw_settings
-from backend.runs.events import first_and_last_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import Checkpoint, all_checkpoints, best_of, find_checkpoint, has_end
 from backend.runs.steering import run_config
@@ -150,19 +149,10 @@ def has_adapter(run: RunFolder) -> bool:
     return raw_settings(run).get("train_type") != "full"
 
 
-def has_held_out_prompts(run: RunFolder) -> bool:
-    _, last = first_and_last_events(run.events)
-    return any(event["kind"] == "eval" for event in last)
-
-
 def settings_of(run: RunFolder) -> Config:
     """The settings for TRL; of a staged run, those outside its stages. Raises UserError."""
     begun = load(run.config)
     return begun if begun.stages else run_config(run)
-
-
-def target_folder(target: str, name: str, folder: Path) -> Path:
-    return lm_studio_models() / PUBLISHER / name if target == "lmstudio" else folder / name
 
 
 @dataclass(frozen=True, slots=True)
