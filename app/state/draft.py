@@ -18,8 +18,8 @@ from app.state.messages import problems_to
 from app.state.run_summary import changed_labels
 from backend.config import config
 from backend.config.config import SETTINGS, Config
-from backend.config.file_problems import FileProblems, UnreadKey, file_problems, key_lines
 from backend.config.model_and_data_names import source_faults
+from backend.config.other_programs.files import FileProblems, UnreadKey, file_problems, key_lines
 from backend.config.other_programs.translation import DEFAULTS, Translation, read_file, summary
 from backend.config.setting import Kind, Setting, has_default_rewards, step_parts
 from backend.config.updates import without_program_faults

@@ -12,10 +12,9 @@ from app.state.draft import Draft, defaults, is_equivalent
 from app.state.memory import amount
 from app.state.run_summary import name_of_model
 from backend.config import config
-from backend.config.changeable import DATASET_KEYS
 from backend.config.config import SETTINGS, keys_used_by
 from backend.config.other_programs.translation import translate
-from backend.config.setting import Setting
+from backend.config.setting import DATASET_KEYS, Setting
 from backend.utils import places
 from backend.utils.documents import YAML_LIMIT
 from backend.utils.errors import UserError

@@ -25,9 +25,9 @@ from backend.cli.common import (
     tell_error,
     tell_json,
 )
-from backend.config.changeable import AT_RESUME
 from backend.config.config import SETTINGS, TEXTS, Config, dump, parse, problems, read, resolve_paths
 from backend.config.other_programs.translation import account, read_file, summary
+from backend.config.setting import AT_RESUME
 from backend.distributed.commands import launch_command
 from backend.distributed.hosts_file import allow_hosts, require_hosts
 from backend.distributed.ranks import RESTART_RANKS, Orders

@@ -7,7 +7,7 @@ import string
 from collections.abc import Mapping
 from typing import Any, cast
 
-from backend.config.changeable import DATASET_KEYS
+from backend.config.setting import DATASET_KEYS
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
 from backend.utils.text import excess, quote

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from backend.config.changeable import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
 from backend.config.checks import CheckedValues, cross_setting_faults
 from backend.config.other_programs.translation import translate
+from backend.config.setting import STAGE_DATA, STAGE_KEYS, STAGE_OWN, STAGE_SETTINGS
 from backend.config.settings.model_and_data import DataFields
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import SENTENCE, quote

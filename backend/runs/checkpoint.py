@@ -30,9 +30,9 @@ from typing import Any, Literal
 import mlx.core as mx
 import xxhash
 
-from backend.config.changeable import STAGE_DATA
 from backend.config.checks import default_score
 from backend.config.config import Config
+from backend.config.setting import STAGE_DATA
 from backend.models.policy import Policy
 from backend.models.saving import Arrays, HostArrays, adapter_config, on_host, save_arrays
 from backend.runs.events import (

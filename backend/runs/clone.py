@@ -20,9 +20,9 @@ from typing import Any, Literal
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
-from backend.config.changeable import STAGE_OWN
 from backend.config.config import SETTINGS, Config, dump, keys_used_by, load, parse
 from backend.config.other_programs.translation import translate
+from backend.config.setting import STAGE_OWN
 from backend.config.updates import OWN
 from backend.export.exports import staging_folder
 from backend.runs.checkpoint import arrays_of, lengths_at, write_state

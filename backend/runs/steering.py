@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from backend.config.changeable import AT_RESUME, STAGE_KEYS, STEERABLE
 from backend.config.config import SETTINGS, Config, load, parse, problems
 from backend.config.other_programs.translation import translate
+from backend.config.setting import AT_RESUME, STAGE_KEYS, STEERABLE
 from backend.config.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings
 from backend.config.updates import OF_THE_RATE, OWN
 from backend.runs.events import RUN_FORMAT, EventLog, first_and_last_events, is_number

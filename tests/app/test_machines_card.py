@@ -25,8 +25,8 @@ from app.state.draft import Draft
 from app.state.machines import ALONE, Machines
 from app.state.run import Run
 from app.state.session import Session
-from backend.config.changeable import STEERABLE
 from backend.config.config import dump, parse
+from backend.config.setting import STEERABLE
 from backend.distributed.hosts_file import read_hosts
 from backend.distributed.machine_check import CheckedMachine, MachineFacts, MachineFinding, MachineReport
 from backend.runs.events import EventLog
