@@ -61,12 +61,12 @@ class PromptStream:
         count = len(self.problems)
         return (self.cursor - self.first) // count > (before - self.first) // count
 
-    def go_on_with(self, problems: Sequence[Problem | None], *, are_same_rows: bool) -> None:
+    def go_on_with(self, problems: TokenizedPrompts, *, are_same_rows: bool) -> None:
         """Switch to `problems`; equal rows keep their order."""
         if not are_same_rows:
             self.first = self.cursor
             if self.pass_rates is not None:
-                self.pass_rates.begin(len(problems))
+                self.pass_rates.begin(problems.characters)
         self.problems = problems
         self._epoch, self._order = -1, array(INDEX)
 
@@ -105,7 +105,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._rows, self._tokenizer, self._source = rows, tokenizer, source
         self._lengths = array("i", [-1]) * len(rows)  # tokens by row; −1 until the row is tokenised
-        self._characters = chat_sizes(rows, prompt_format, source, self.read)
+        self.characters = chat_sizes(rows, prompt_format, source, self.read)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -137,7 +137,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return array(INDEX, (index for index, length in enumerate(self._lengths) if length < 0))
 
     def longest_texts(self) -> list[int]:
-        return nlargest(LONGEST_TEXTS, range(len(self)), key=self._characters.__getitem__)
+        return nlargest(LONGEST_TEXTS, range(len(self)), key=self.characters.__getitem__)
 
     def fits(self, index: int) -> bool:
         """True for a tokenised row that fits."""

@@ -562,7 +562,7 @@ def load_context(
     pass_rates = None
     if config.prompt_selection != "shuffled" and MODES[config.train_mode].samples:
         share, solved_from = config.selection_uniform_share, config.success_reward_threshold
-        pass_rates = PassRates(len(training), data_seed(config), config.group_size, share, solved_from)
+        pass_rates = PassRates(training.characters, data_seed(config), config.group_size, share, solved_from)
     return make(
         **parts,
         prompt_stream=PromptStream(training, data_seed(config), pass_rates=pass_rates),

@@ -25,7 +25,7 @@ SIZE = 8
 
 
 def made(rows: int, uniform_share: float = 0.2) -> PassRates:
-    return PassRates(rows, seed=3, group_size=SIZE, uniform_share=uniform_share, solved_from=1.0)
+    return PassRates([30] * rows, seed=3, group_size=SIZE, uniform_share=uniform_share, solved_from=1.0)
 
 
 def group(row: int, rewards: list[float | None]) -> Group:
@@ -116,9 +116,18 @@ def test_the_expected_signal_is_the_one_that_comes_where_most_rows_are_always_or
     assert came > 0.4, "uniformly it would be an eighth"
 
 
+def test_rows_never_sampled_are_thought_of_as_others_of_their_length() -> None:
+    row = np.arange(3000)
+    true, is_short = np.where(row % 24 < 3, 0.5, 0.0), row % 24 < 6
+    informed = PassRates(np.where(is_short, 80, 90).tolist(), 3, SIZE, uniform_share=0.0, solved_from=1.0)
+    shares = [np.mean(is_short[np.unique(stepped(rates, true, 60))]) for rates in (informed, made(3000, 0.0))]
+    assert shares[0] > 0.5 and shares[1] < 0.45, "a quarter of the rows are short"
+
+
 def test_restored_pass_rates_draw_as_the_first_ones() -> None:
     true = np.linspace(0, 1, 60)
-    whole, first = made(60), made(60)
+    lengths = list(range(60))
+    whole, first, again = (PassRates(lengths, 3, SIZE, uniform_share=0.2, solved_from=1.0) for _ in range(3))
     rows = stepped(whole, true, 20)
     assert stepped(first, true, 20) == rows
     graded = [
@@ -126,29 +135,32 @@ def test_restored_pass_rates_draw_as_the_first_ones() -> None:
     ]
     for rates in (whole, first):
         finish(rates, *graded[:20])
-    again = made(60)
     again.restore(first.arrays())
     for rates in (whole, again):
         finish(rates, *graded[20:])
     assert all((array == again.arrays()[name]).all() for name, array in whole.arrays().items())
     assert list(islice(again.order(8, 160), 30)) == list(islice(whole.order(8, 160), 30))
-    with pytest.raises(ValueError, match="not enough values"):  # of an earlier version
-        again.restore(first.arrays() | {"course": np.zeros(3, np.float32)})
+    with pytest.raises(KeyError, match="priors"):  # of an earlier version
+        again.restore({name: array for name, array in first.arrays().items() if name != "priors"})
     assert (again.passes_N == whole.passes_N).all(), "a refused state changes nothing"
     with pytest.raises(ValueError, match="of 60 rows, not of 61"):
         made(61).restore(first.arrays())
 
 
+class Prompts(list[Any]):
+    characters = property(lambda self: [30] * len(self))
+
+
 @pytest.mark.parametrize(("rows", "fitting", "count"), [(40, 40, 8), (40, 3, 8), (1, 1, 4), (500, 2, 2)])
 def test_a_stream_takes_rows_that_fit(rows: int, fitting: int, count: int) -> None:
-    problems: Any = [Problem(n, "", [], [], "") if n < fitting else None for n in range(rows)]
+    problems = Prompts([Problem(n, "", [], [], "") if n < fitting else None for n in range(rows)])
     stream = PromptStream(problems, 0, pass_rates=made(rows))
     for step in range(1, 5):
         taken = [problem.index for problem in stream.take(count)]
         assert len(taken) == count and set(taken) <= set(range(fitting)) and stream.cursor == step * count
         assert len(set(taken)) == min(count, fitting)
     assert stream.epoch == 4 * count / rows
-    stream.go_on_with(problems[:1], are_same_rows=False)
+    stream.go_on_with(Prompts(problems[:1]), are_same_rows=False)
     assert stream.take(2)[0].index == 0 and stream.first == 4 * count
 
 
