@@ -2,7 +2,8 @@
 
 The pass rate of a row has a Beta distribution (MoPPS, arXiv:2507.04632): α = α₀ + passes and β = β₀ + failures, where
 older groups count half as much with each newer one. α₀ and β₀ follow the rows that are sampled for the first time, by
-their mean pass rate and by how many of their groups have a signal; those of about the same length count most.
+their mean pass rate and by how many of their groups have a signal; those of about the same length count most. A row
+counts less with each group it has had: the same few rows again and again teach little else.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PassRates:
 
     def begin(self, sizes: Sequence[int]) -> None:
         """Forget everything, for other rows."""
-        self.passes_N, self.failures_N = np.zeros((2, len(sizes)), np.float32)
+        self.passes_N, self.failures_N, self.groups_N = np.zeros((3, len(sizes)), np.float32)
         limits = np.unique(np.quantile(sizes, np.arange(1, LENGTHS) / LENGTHS))
         self._length_N = np.searchsorted(limits, sizes)  # class of each row
         self._lowest, self._highest = np.array([math.inf, -math.inf], np.float32)
@@ -52,15 +53,16 @@ class PassRates:
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of the state after the last finished step."""
         limits, priors = np.array([self._lowest, self._highest]), np.array([self._prior_L, self._signal_L])
-        return {"passes": self.passes_N.copy(), "failures": self.failures_N.copy(), "limits": limits, "priors": priors}
+        rows = {"passes": self.passes_N, "failures": self.failures_N, "groups": self.groups_N}
+        return {name: array.copy() for name, array in rows.items()} | {"limits": limits, "priors": priors}
 
     def restore(self, arrays: Mapping[str, Any]) -> None:
         """Restore `arrays`. Raises KeyError for those of an earlier version, ValueError for another number of rows."""
-        names = "passes", "failures", "limits", "priors"
-        passes, failures, limits, priors = (np.array(arrays[name], np.float32) for name in names)
-        if not passes.shape == failures.shape == self.passes_N.shape:
+        names = "passes", "failures", "groups", "limits", "priors"
+        passes, failures, groups, limits, priors = (np.array(arrays[name], np.float32) for name in names)
+        if not passes.shape == failures.shape == groups.shape == self.passes_N.shape:
             raise ValueError(f"The pass rates are of {passes.size} rows, not of {self.passes_N.size}.")
-        self.passes_N, self.failures_N = passes, failures
+        self.passes_N, self.failures_N, self.groups_N = passes, failures, groups
         (self._lowest, self._highest), (self._prior_L, self._signal_L) = limits, priors
         self._rewards = []
         self._drawn.clear()
@@ -77,7 +79,7 @@ class PassRates:
         """Rows for `count` prompts, best first, without end: some may not fit. None twice if there are others."""
         generator, rows = np.random.default_rng([self.seed, position]), len(self.passes_N)
         uniform = int(self.uniform_share * count + generator.random())
-        most, known = min(CANDIDATES * count, rows), np.flatnonzero(self.passes_N + self.failures_N)
+        most, known = min(CANDIDATES * count, rows), np.flatnonzero(self.groups_N)
         while True:
             anywhere = generator.choice(rows, most, replace=False)
             old = min(len(known), round(KNOWN_SHARE * most))
@@ -85,7 +87,8 @@ class PassRates:
             candidates = np.array([*chosen, *anywhere[uniform:]][:most], int)
             rate = generator.beta(*self.posterior(candidates), (DRAWS, len(candidates)))  # Thompson sampling
             signal = (1 - rate**self.group_size - (1 - rate) ** self.group_size).mean(axis=0)
-            for row in [*anywhere[:uniform].tolist(), *candidates[np.argsort(-signal, kind="stable")].tolist()]:
+            worth = signal / np.sqrt(1 + self.groups_N[candidates])
+            for row in [*anywhere[:uniform].tolist(), *candidates[np.argsort(-worth, kind="stable")].tolist()]:
                 if row not in self._drawn:
                     self._drawn.add(row)
                     yield row
@@ -113,11 +116,12 @@ class PassRates:
             self._lowest, self._highest = np.array(limits, np.float32)
         for row, rewards in self._rewards:
             solved = sum(passes(reward, self.solved_from, self._lowest, self._highest) for reward in rewards)
-            if not self.passes_N[row] + self.failures_N[row]:
+            if not self.groups_N[row]:
                 follows_L = np.where(np.arange(LENGTHS) == self._length_N[row], FOLLOWS, FOLLOWS_OTHERS)
                 self._prior_L += follows_L * (min(max(solved / len(rewards), 0.05), 0.95) - self._prior_L)
                 self._signal_L += follows_L * ((max(rewards) > min(rewards)) - self._signal_L)
             self.passes_N[row] = DECAY * self.passes_N[row] + solved
             self.failures_N[row] = DECAY * self.failures_N[row] + len(rewards) - solved
+            self.groups_N[row] += 1
         self._rewards = []
         self._drawn.clear()

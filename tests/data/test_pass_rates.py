@@ -96,6 +96,7 @@ def test_rows_that_are_always_or_never_solved_come_seldom_and_are_not_forgotten(
     assert np.mean(true[late] == 0.5) > 0.6, "uniformly it would be a quarter"
     assert len(set(late[true[late] != 0.5])) > 40
     assert all(len(set(step)) == 8 for step in drawn), "a prompt comes once in a step"
+    assert np.bincount(np.concatenate(drawn)).max() <= 12, "few rows again and again teach little else"
     uniformly = np.concatenate(stepped(made(320, uniform_share=1.0), true, 80))
     assert 0.18 < np.mean(true[uniformly] == 0.5) < 0.32
 
@@ -153,14 +154,15 @@ class Prompts(list[Any]):
 
 @pytest.mark.parametrize(("rows", "fitting", "count"), [(40, 40, 8), (40, 3, 8), (1, 1, 4), (500, 2, 2)])
 def test_a_stream_takes_rows_that_fit(rows: int, fitting: int, count: int) -> None:
-    problems = Prompts([Problem(n, "", [], [], "") if n < fitting else None for n in range(rows)])
+    problems: Any = Prompts([Problem(n, "", [], [], "") if n < fitting else None for n in range(rows)])
     stream = PromptStream(problems, 0, pass_rates=made(rows))
     for step in range(1, 5):
         taken = [problem.index for problem in stream.take(count)]
         assert len(taken) == count and set(taken) <= set(range(fitting)) and stream.cursor == step * count
         assert len(set(taken)) == min(count, fitting)
     assert stream.epoch == 4 * count / rows
-    stream.go_on_with(Prompts(problems[:1]), are_same_rows=False)
+    alone: Any = Prompts(problems[:1])
+    stream.go_on_with(alone, are_same_rows=False)
     assert stream.take(2)[0].index == 0 and stream.first == 4 * count
 
 
