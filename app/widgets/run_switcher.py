@@ -110,13 +110,10 @@ class RunSwitcher(Switcher):
 
 
 class ChoiceModel(RowsModel):
-    columns = (Column("Name"), Column("When", 128, is_figure=True))
+    columns = (Column("Name"), Column("When", 128, is_figure=True, colour="muted"))
 
     def text(self, row: Choice, column: int) -> str:
         return (row.text, row.about)[column]
-
-    def colour(self, row: Choice, column: int) -> Any:
-        return (theme.palette().text, theme.palette().muted)[column]
 
     def tip(self, row: Choice, column: int) -> str:
         return plain_tip(row.value)

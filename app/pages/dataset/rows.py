@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QObject, Qt, QTimer, Signal
-from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QTextCharFormat, QTextCursor
+from PySide6.QtGui import QFont, QPainter, QPaintEvent, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QHeaderView, QTextEdit, QWidget
 
 from app import theme
@@ -150,13 +150,11 @@ class RowModel(RowsModel):
             return " ".join(held[0].get(about.name, "").split())
         return f"{held[1]:,}" if column == TOKENS and held[1] is not None else ""
 
-    def colour(self, row: int, column: int) -> QColor:
-        colours, about = theme.palette(), self.columns[column]
-        if column == TOKENS:
-            held = self.held(row)
-            is_long = held is not None and held[1] is not None and held[1] > self._prompt_limit
-            return colours.warning if is_long else colours.muted
-        return colours.text if isinstance(about, DataColumn) and about.use else colours.muted
+    def colour(self, row: int, column: int) -> str:
+        if column == TOKENS and (held := self.held(row)) is not None:
+            return "warning" if held[1] is not None and held[1] > self._prompt_limit else "muted"
+        about = self.columns[column]
+        return "text" if isinstance(about, DataColumn) and about.use else "muted"
 
     def font(self, row: int, column: int) -> QFont | None:
         return theme.figures_font() if self.columns[column].is_figure else None

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from PySide6.QtCore import QPointF, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QPainter, QPen, QResizeEvent, QShowEvent
+from PySide6.QtGui import QFont, QPainter, QPen, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QHeaderView, QSizePolicy, QWidget
 
 from app import theme
@@ -52,7 +52,7 @@ NAME, BEFORE, AFTER, FOREST, CHANGE, INTERVAL = range(6)
 MIN_FOREST, MIN_NAME, MAX_NAME = 80, 104, 200
 INTERVAL_ROLE = Qt.ItemDataRole.UserRole
 """Item role: (low, value, high) as places from 0 to 1 on the axis, the place of zero, and the colour."""
-ROW, PROMPT, ROW_BEFORE, ROW_AFTER, ROW_CHANGE = range(5)
+ROW_BEFORE, ROW_CHANGE = 2, 4
 Kind = Literal["all", "better", "worse", "unchanged"]
 
 
@@ -405,11 +405,11 @@ class FigureModel(RowsModel):
         plot_tip = "Change of the mean with its 95 % interval. The line is zero."
         self.columns = (
             Column(""),
-            Column("Base", 72, is_figure=True),
+            Column("Base", 72, is_figure=True, colour="muted"),
             Column(after, 72, is_figure=True),
             Column("Difference" if self.has_difference else "", tip=plot_tip),
             Column("Change", 84, is_figure=True, tip="Tuned minus base; of shares, in percentage points."),
-            Column("95 % interval", 152, is_figure=True, tip="95 % bootstrap interval over prompts."),
+            Column("95 % interval", 152, is_figure=True, tip="95 % bootstrap interval over prompts.", colour="muted"),
         )
         self.set_rows(lines)
 
@@ -425,12 +425,11 @@ class FigureModel(RowsModel):
             f"{row.fixed(interval.low)} to {row.fixed(interval.high)}" if has_interval else DASH,
         )[column]
 
-    def colour(self, row: FigureLine, column: int) -> QColor:
-        colours = theme.palette()
+    def colour(self, row: FigureLine, column: int) -> str:
         if column == CHANGE and row.difference is not None and row.difference.excludes_zero and row.on_axis:
             rise = (row.difference.value or 0) * row.better
-            return colours.good if rise > 0 else colours.bad if rise < 0 else colours.text
-        return colours.muted if column in (BEFORE, INTERVAL) else colours.text
+            return "good" if rise > 0 else "bad" if rise < 0 else "text"
+        return super().colour(row, column)
 
     def font(self, row: FigureLine, column: int) -> QFont:
         return theme.figures_font(theme.BODY, QFont.Weight.DemiBold if row.is_total else QFont.Weight.Normal)
@@ -526,9 +525,9 @@ class PromptRowModel(RowsModel):
         self.has_both_sides = any(line.before is not None for line in lines)
         tip = "Mean reward of the prompt's completions."
         self.columns = (
-            Column("Row", 48, is_figure=True),
-            Column("Prompt"),
-            Column("Base", 62, is_figure=True, tip=tip),
+            Column("Row", 48, is_figure=True, colour="muted"),
+            Column("Prompt", font=theme.mono_font),
+            Column("Base", 62, is_figure=True, tip=tip, colour="muted"),
             Column("Tuned" if self.has_both_sides else "Reward", 62, is_figure=True, tip=tip),
             Column("Change", 74, is_figure=True),
         )
@@ -542,12 +541,7 @@ class PromptRowModel(RowsModel):
         return (str(row.number), prompt, figure(row.before), figure(row.after), signed(row.change))[column]
 
     def colour(self, row: RowLine, column: int) -> Any:
-        if column == ROW_CHANGE:
-            return advantage_colour(row.change)
-        return theme.palette().text if column in (PROMPT, ROW_AFTER) else theme.palette().muted
-
-    def font(self, row: RowLine, column: int) -> QFont:
-        return theme.mono_font() if column == PROMPT else theme.figures_font()
+        return advantage_colour(row.change) if column == ROW_CHANGE else super().colour(row, column)
 
 
 class PromptRowTable(BaseTable):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QColor, QFont, QGuiApplication, QHideEvent, QPaintEvent, QResizeEvent, QShowEvent
+from PySide6.QtGui import QFont, QGuiApplication, QHideEvent, QPaintEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
@@ -129,12 +129,12 @@ class RankModel(RowsModel):
             *(figure(row.waiting_share, "share"), "Lost" if row.is_lost else ""),
         )[column]
 
-    def colour(self, row: RankNow, column: int) -> QColor:
-        title, colours = self.columns[column].title, theme.palette()
+    def colour(self, row: RankNow, column: int) -> str:
+        title = self.columns[column].title
         if row.is_lost:
-            return colours.bad if title in ("Machine", "State") else colours.muted
+            return "bad" if title in ("Machine", "State") else "muted"
         waits_long = title == "Waiting" and (row.waiting_share or 0) > RULES["machines_wait"].threshold
-        return colours.warning if waits_long else colours.text
+        return "warning" if waits_long else "text"
 
     def tip(self, row: RankNow, column: int) -> str:
         info = row.info

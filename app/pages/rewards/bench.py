@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QGuiApplication, QPainter
+from PySide6.QtGui import QColor, QGuiApplication, QPainter
 from PySide6.QtWidgets import QAbstractItemView, QApplication, QFrame, QLineEdit, QSizePolicy, QWidget
 
 from app import theme
@@ -45,10 +45,10 @@ NOT_RUN_ADVICE = "A run would stop before its first step."
 class BenchFunctionModel(RowsModel):
     columns = (
         Column("Reward", 148),
-        Column("Scores"),
+        Column("Scores", colour="muted", font=theme.caption_font),
         Column("Mean", 64, is_figure=True),
         Column("Weight", 60, is_figure=True, tip="Enter or a double click changes a weight."),
-        Column("Time", 72, is_figure=True),
+        Column("Time", 72, is_figure=True, colour="muted"),
     )
     weighed = Signal(list)  # all weights
     rows: list[Mapping[str, Any]]
@@ -79,14 +79,10 @@ class BenchFunctionModel(RowsModel):
         unscored = "not scored yet" if row["seconds"] is None else "no opinion"
         return (row["label"], "" if scores else unscored, mean, number_text(float(row["weight"])), time)[column]
 
-    def colour(self, row: Mapping[str, Any], column: int) -> QColor:
-        colours = theme.palette()
+    def colour(self, row: Mapping[str, Any], column: int) -> str:
         if row["error"]:
-            return colours.bad if column in (REWARD, SCORES) else colours.muted
-        return colours.text if column in (REWARD, MEAN, WEIGHT) else colours.muted
-
-    def font(self, row: Mapping[str, Any], column: int) -> QFont:
-        return theme.caption_font() if column == SCORES else theme.figures_font()
+            return "bad" if column in (REWARD, SCORES) else "muted"
+        return super().colour(row, column)
 
     def tip(self, row: Mapping[str, Any], column: int) -> str:
         if row["error"]:

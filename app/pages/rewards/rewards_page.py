@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QFont, QKeySequence, QResizeEvent, QShortcut, QShowEvent
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QKeySequence, QResizeEvent, QShortcut, QShowEvent
 from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 
 from app import theme
@@ -34,6 +35,9 @@ TOO_FEW = "It compares completions: give two of one prompt."
 COUNTING = "Counting the calls…"
 LINE = 24
 """Height of a figure's row, in pixels."""
+MEANING = Column("Meaning", font=partial(theme.figures_font, theme.CAPTION))
+AGREEMENT = (Column("Agreement", 128), Column("Value", 84, is_figure=True), MEANING)
+LABEL_COLUMNS = (Column("Completion"), Column("Yours", 64, is_figure=True), Column("Judge's", 64, is_figure=True))
 NO_LABELS = "To compare it with your own scores, save its rubric as a file (Train, Edit…), then label completions here."
 LABELS = "Your scores, kept beside the rubric. Label answers in the view Completion; twenty tell something."
 
@@ -41,19 +45,15 @@ LABELS = "Your scores, kept beside the rubric. Label answers in the view Complet
 class CaseModel(RowsModel):
     """The test cases kept with a reward file, as the bench has them: {"case", "given", "failures"}."""
 
-    columns = (Column("Result", 64), Column("Completion"), Column("Expected"))
+    columns = (Column("Result", 64), Column("Completion", font=theme.mono_font), Column("Expected", colour="muted"))
 
     def text(self, row: Mapping[str, Any], column: int) -> str:
         expected = ", ".join(f"{name} {figure(score)}" for name, score in row["case"]["expected"].items())
         result = "fails" if row["failures"] else "passes"
         return (result, one_line(row["case"]["completion"]), " ".join(row["failures"]) or expected)[column]
 
-    def colour(self, row: Mapping[str, Any], column: int) -> Any:
-        colours = theme.palette()
-        return (colours.bad if row["failures"] else colours.good, colours.text, colours.muted)[column]
-
-    def font(self, row: Mapping[str, Any], column: int) -> QFont:
-        return theme.mono_font() if column == 1 else theme.figures_font()
+    def colour(self, row: Mapping[str, Any], column: int) -> str:
+        return super().colour(row, column) if column else "bad" if row["failures"] else "good"
 
     def tip(self, row: Mapping[str, Any], column: int) -> str:
         return "\n".join(row["failures"]) or self.text(row, 2)
@@ -296,17 +296,6 @@ def figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "Without a score", share(found["failed"]), f"in {counted(found['calls'], 'call')}"
 
 
-class AgreementModel(TextsModel):
-    columns = (Column("Agreement", 128), Column("Value", 84, is_figure=True), Column("Meaning"))
-
-    def font(self, row: Any, column: int) -> QFont:
-        return theme.figures_font(theme.CAPTION) if column == 2 else theme.figures_font()
-
-
-class LabelModel(TextsModel):
-    columns = (Column("Completion"), Column("Yours", 64, is_figure=True), Column("Judge's", 64, is_figure=True))
-
-
 class JudgePanel(QFrame):
     def __init__(self, check: JudgeCheck, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -317,7 +306,7 @@ class JudgePanel(QFrame):
         self.which = ComboBox(name="Judge", currentIndexChanged=self._show_one)
         self.dot = Dot("muted", 18)
         self.verdict = label(UNCHECKED, theme.heading_font(), wrap=True, selectable=True)
-        self.model, self.labels = AgreementModel(self), LabelModel(self)
+        self.model, self.labels = TextsModel(self, AGREEMENT), TextsModel(self, LABEL_COLUMNS)
         self.table = BaseTable(model=self.model, name="Agreement")
         self.table.horizontalHeader().hide()
         self.table.verticalHeader().setDefaultSectionSize(theme.scaled(LINE))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QPointF, QRect, QRectF, QSignalBlocker, QSortFilterProxyModel, Qt, Signal
-from PySide6.QtGui import QColor, QCursor, QKeyEvent, QPainter, QPen, QPixmap, QPolygonF, QShortcut
+from PySide6.QtGui import QCursor, QFont, QKeyEvent, QPainter, QPen, QPixmap, QPolygonF, QShortcut
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QListWidget, QListWidgetItem, QWidget
 
 from app import theme
@@ -181,13 +181,16 @@ class RunModel(RowsModel):
             return DASH if field.key in SETTINGS or field.key == "model" else ""
         return value_text(value)
 
-    def colour(self, row: RunRecord, column: int) -> QColor:
-        field, colours = self.columns[column], theme.palette()
+    def colour(self, row: RunRecord, column: int) -> str:
+        field = self.columns[column]
         if field.key == "state":
-            return getattr(colours, STATE_ROLES[row.summary.state])
+            return STATE_ROLES[row.summary.state]
         if field.kind == "change" and (change := field.value(row)):
-            return colours.advantage_above if change > 0 else colours.advantage_below
-        return colours.text if field.key in (NAME, "reward", "held_out") else colours.muted
+            return "advantage_above" if change > 0 else "advantage_below"
+        return "text" if field.key in (NAME, "reward", "held_out") else "muted"
+
+    def font(self, row: RunRecord, column: int) -> QFont:
+        return theme.figures_font()
 
     def tip(self, row: RunRecord, column: int) -> str:
         texts = {

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QFileSystemWatcher, QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QColor, QHideEvent, QResizeEvent, QShortcut, QShowEvent
+from PySide6.QtGui import QHideEvent, QResizeEvent, QShortcut, QShowEvent
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QLineEdit, QWidget
 
 from app import theme
@@ -21,7 +21,7 @@ from app.widgets.basic.controls import CheckBox, ElidedLabel
 from app.widgets.basic.labels import REMOVE_KEYS, EmptyState, button, label, plain_tip, show_text
 from app.widgets.basic.layout import card, column, configure, connect, holder, row, splitter, stack, wrap_in_card
 from app.widgets.basic.number_format import DASH
-from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, Column, DraggedRowsModel, Index
+from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, Column, DraggedRowsModel
 from backend.runs.archive import raw_settings
 from backend.runs.queue import is_fresh
 from backend.runs.run_folder import RunFolder
@@ -332,7 +332,12 @@ class QueueModel(DraggedRowsModel):
     """The rows in the order of the queue. `dropped(from, to)`: a row was dragged; the queue changes the order."""
 
     DRAG_TYPE = "application/x-grpo-studio-queue-place"
-    columns = (Column("Place", 40, is_figure=True), Column("Run"), Column("Model", 260), Column("Steps", 100, True))
+    columns = (
+        Column("Place", 40, is_figure=True, colour="muted"),
+        Column("Run"),
+        Column("Model", 260, colour="muted"),
+        Column("Steps", 100, is_figure=True, colour="muted"),
+    )
     dropped = Signal(int, int)
 
     rows: list[QueueRow]
@@ -342,16 +347,8 @@ class QueueModel(DraggedRowsModel):
         model = "/".join(Path(row.model).parts[-2:]) or DASH
         return (str(self.rows.index(row) + 1), name_of(row.run), model, steps)[column]
 
-    def colour(self, row: QueueRow, column: int) -> QColor:
-        return theme.palette().text if column == 1 else theme.palette().muted
-
     def tip(self, row: QueueRow, column: int) -> str | None:
         return plain_tip(str(row.run.path) if column == 1 else row.model) if column in (1, 2) else None
-
-    def flags(self, index: Index) -> Qt.ItemFlag:
-        if not index.isValid():
-            return Qt.ItemFlag.ItemIsDropEnabled  # between two rows; dropping onto one would mean nothing
-        return super().flags(index) | Qt.ItemFlag.ItemIsDragEnabled
 
     def drop_row(self, origin: int, target: int) -> None:
         self.dropped.emit(origin, target - 1 if target > origin else target)

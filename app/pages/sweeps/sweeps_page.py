@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QRect, QRectF, QSignalBlocker, Qt, Signal
-from PySide6.QtGui import QColor, QHideEvent, QPainter, QShowEvent
+from PySide6.QtGui import QHideEvent, QPainter, QShowEvent
 from PySide6.QtWidgets import QFrame, QHeaderView, QLineEdit, QWidget
 
 from app import theme
@@ -182,11 +182,10 @@ class SweepModel(RowsModel):
         texts = [str(row.number), *(text_of(value) for value in row.settings.values()), figure(row.value)]
         return [*texts, figure(row.sd), seeds, f"{row.step:,}", f"{row.completions:,}", state][column]
 
-    def colour(self, row: ConfigurationResult, column: int) -> QColor:
-        colours = theme.palette()
+    def colour(self, row: ConfigurationResult, column: int) -> str:
         if column == len(self.columns) - 1:
-            return getattr(colours, STATE_ROLES.get(row.state, "muted"))
-        return colours.muted if row.state == "given up" or not 0 < column <= len(self.varied) + 1 else colours.text
+            return STATE_ROLES.get(row.state, "muted")
+        return "muted" if row.state == "given up" or not 0 < column <= len(self.varied) + 1 else "text"
 
     def tip(self, row: ConfigurationResult, column: int) -> str:
         lines = []

@@ -108,11 +108,10 @@ class MachineModel(RowsModel):
             return row.host.ssh if index.column() == NAME else ", ".join(row.host.ips)
         return None
 
-    def colour(self, row: MachineRow, column: int) -> Any:
-        colours = theme.palette()
+    def colour(self, row: MachineRow, column: int) -> str:
         if column == STATE and row.checked is not None and not row.stage:
-            return colours.bad if row.facts is None else colours.good
-        return colours.placeholder if column == NAME and not row.host.ssh else colours.text
+            return "bad" if row.facts is None else "good"
+        return "placeholder" if column == NAME and not row.host.ssh else "text"
 
     def tip(self, row: MachineRow, column: int) -> str:
         if (facts := row.facts) is None:

@@ -135,11 +135,11 @@ class PickerModel(RowsModel):
     columns = (
         Column("", 28),
         Column("Name"),
-        Column("Type", 108),
-        Column("Weights", 68),
+        Column("Type", 108, colour="muted"),
+        Column("Weights", 68, colour="muted"),
         Column("Size", 76, is_figure=True),
-        Column("Changed", 134, is_figure=True),
-        Column("Where", 136),
+        Column("Changed", 134, is_figure=True, colour="muted"),
+        Column("Where", 136, colour="muted"),
     )
 
     def flags(self, index: Index) -> Qt.ItemFlag:
@@ -151,18 +151,17 @@ class PickerModel(RowsModel):
         changed = moment(row.changed or None)
         return ("", row.name, row.kind or DASH, row.precision or DASH, size_text(row.size), changed, row.status)[column]
 
-    def colour(self, row: PickerRow, column: int) -> Any:
-        colours = theme.palette()
+    def colour(self, row: PickerRow, column: int) -> str:
         if isinstance(row, PickerLine):
-            return {"offer": colours.accent, "trouble": colours.warning}.get(row.role, colours.muted)
+            return {"offer": "accent", "trouble": "warning"}.get(row.role, "muted")
         if row.refusal:
-            return colours.warning if column == WHERE else colours.muted
-        return colours.text if column in (NAME, SIZE) else colours.muted
+            return "warning" if column == WHERE else "muted"
+        return super().colour(row, column)
 
-    def font(self, row: PickerRow, column: int) -> QFont:
+    def font(self, row: PickerRow, column: int) -> QFont | None:
         if isinstance(row, PickerLine):
             return theme.caption_font() if row.role == "heading" else theme.body_font()
-        return theme.figures_font()
+        return super().font(row, column)
 
     def tip(self, row: PickerRow, column: int) -> str | None:
         return plain_tip(row.refusal or row.place or row.id) if isinstance(row, PickerEntry) else None

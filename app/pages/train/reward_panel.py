@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QKeyEvent
+from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QAbstractItemView, QApplication, QInputDialog, QLineEdit, QMenu, QWidget
 
 from app import theme
@@ -75,12 +76,12 @@ class RewardRow:
 class RewardModel(DraggedRowsModel):
     DRAG_TYPE = "application/x-grpo-studio-reward"
     columns = (
-        Column("Use", 44),
-        Column("Reward", 136),
-        Column("Function", 212),
-        Column("What it scores"),
-        Column("Source", 108),
-        Column("Mean", 72, is_figure=True),
+        Column("Use", 44, font=theme.body_font),
+        Column("Reward", 136, font=theme.body_font),
+        Column("Function", 212, colour="muted", font=partial(theme.mono_font, theme.CAPTION)),
+        Column("What it scores", colour="muted", font=theme.caption_font),
+        Column("Source", 108, colour="muted", font=theme.caption_font),
+        Column("Mean", 72, is_figure=True, colour="muted"),
         Column("Weight", 72, is_figure=True),
     )
     picked = Signal(object)  # name → weight, in order: a dict would arrive sorted
@@ -143,13 +144,12 @@ class RewardModel(DraggedRowsModel):
         self.repaint()
         self.picked.emit({row.entry.name: row.weight for row in self.ticked})
 
+    def can_drag(self, row: int) -> bool:
+        return self.rows[row].ticked
+
     def flags(self, index: Index) -> Qt.ItemFlag:
-        if not index.isValid():
-            return Qt.ItemFlag.ItemIsDropEnabled
         flags = super().flags(index)
-        if self.rows[index.row()].ticked:
-            flags |= Qt.ItemFlag.ItemIsDragEnabled
-        return flags | Qt.ItemFlag.ItemIsUserCheckable if index.column() == USE else flags
+        return flags | Qt.ItemFlag.ItemIsUserCheckable if index.isValid() and index.column() == USE else flags
 
     def is_editable(self, row: int, column: int) -> bool:
         return column == WEIGHT
@@ -188,18 +188,10 @@ class RewardModel(DraggedRowsModel):
                 return icons.dot(colour.name(), 10, 3, 0)
         return None
 
-    def colour(self, row: RewardRow, column: int) -> QColor:
-        colours = theme.palette()
+    def colour(self, row: RewardRow, column: int) -> str:
         if not row.known and column in (LABEL, SCORES):
-            return colours.warning
-        return colours.text if row.ticked and column in (LABEL, WEIGHT) else colours.muted
-
-    def font(self, row: RewardRow, column: int) -> QFont | None:
-        if column == FUNCTION:
-            return theme.mono_font(theme.CAPTION)
-        if column in (SCORES, SOURCE):
-            return theme.caption_font()
-        return theme.figures_font() if column in (MEAN, WEIGHT) else None
+            return "warning"
+        return super().colour(row, column) if row.ticked else "muted"
 
     def tip(self, row: RewardRow, column: int) -> str:
         entry = row.entry

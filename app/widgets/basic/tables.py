@@ -39,12 +39,17 @@ LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; `width` in pixels before scaling, 0 to stretch; `is_figure`: right-aligned numbers."""
+    """A column of a table; `width` in pixels before scaling, 0 to stretch; `is_figure`: right-aligned numbers.
+
+    `colour`, a role of the palette, and `font` are those of cells for which the model has no others.
+    """
 
     title: str
     width: int = 0
     is_figure: bool = False
     tip: str = ""
+    colour: str = "text"
+    font: Callable[[], QFont] = theme.figures_font
 
 
 class RowsModel(QAbstractTableModel):
@@ -52,9 +57,10 @@ class RowsModel(QAbstractTableModel):
 
     columns: Sequence[Any] = ()
 
-    def __init__(self, parent: Any = None) -> None:
+    def __init__(self, parent: Any = None, columns: Sequence[Any] = ()) -> None:
         super().__init__(parent)
         self.rows: Sequence[Any] = []
+        self.columns = columns or self.columns
 
     def set_rows(self, rows: Sequence[Any]) -> None:
         self.beginResetModel()
@@ -69,10 +75,11 @@ class RowsModel(QAbstractTableModel):
         raise NotImplementedError
 
     def colour(self, row: Any, column: int) -> Any:
-        return theme.palette().text
+        """A role of the palette, or a colour."""
+        return self.columns[column].colour
 
     def font(self, row: Any, column: int) -> QFont | None:
-        return theme.figures_font()
+        return self.columns[column].font()
 
     def tip(self, row: Any, column: int) -> str | None:
         return None
@@ -113,7 +120,8 @@ class RowsModel(QAbstractTableModel):
             case Qt.ItemDataRole.DisplayRole:
                 return self.text(row, column)
             case Qt.ItemDataRole.ForegroundRole:
-                return self.colour(row, column)
+                colour = self.colour(row, column)
+                return getattr(theme.palette(), colour) if isinstance(colour, str) else colour
             case Qt.ItemDataRole.FontRole:
                 return self.font(row, column)
             case Qt.ItemDataRole.TextAlignmentRole:
@@ -137,6 +145,15 @@ class DraggedRowsModel(RowsModel):
     """Rows can be dragged within the table; `DRAG_TYPE` is the MIME type of a dragged row's number."""
 
     DRAG_TYPE = ""
+
+    def can_drag(self, row: int) -> bool:
+        return True
+
+    def flags(self, index: Index) -> Qt.ItemFlag:
+        if not index.isValid():
+            return Qt.ItemFlag.ItemIsDropEnabled  # between two rows; dropping onto one would mean nothing
+        flags = super().flags(index)
+        return flags | Qt.ItemFlag.ItemIsDragEnabled if self.can_drag(index.row()) else flags
 
     def drop_row(self, origin: int, target: int) -> None:
         """Row `origin` was dropped before row `target`, or behind the last one."""
