@@ -25,16 +25,6 @@ MARGIN, SIDE = 16, 260
 FIRST_FILES = 9
 
 
-def cancel_before_closing(dialog: QWidget, task: VerbProcess | None, event: QCloseEvent) -> bool:
-    """Cancel a dialog's running command and close the dialog when it has ended. Returns if there was one."""
-    if task is None or not task.is_running:
-        return False
-    task.done.connect(dialog.close)
-    task.cancel()
-    event.ignore()
-    return True
-
-
 class VerbDialog(Dialog):
     """A dialog that runs a verb, shows its progress and result, and cancels it before it closes. It is not modal."""
 
@@ -84,7 +74,11 @@ class VerbDialog(Dialog):
         self.outcome_label.setStyleSheet(f"color: {getattr(theme.palette(), role).name()};")
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        if not cancel_before_closing(self, self.task, event):
+        if self.task is not None and self.task.is_running:
+            self.task.done.connect(self.close)
+            self.task.cancel()
+            event.ignore()
+        else:
             super().closeEvent(event)
 
 

@@ -15,7 +15,6 @@ from app.state import charts
 from app.state.charts import CHARTS, Curve, column_names
 from app.state.correctness import correctness_of, largest_reward
 from app.state.evaluations import read_evaluations
-from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_files import STEERED_STATES, failed_line, newest_checkpoint, setting_of_problem, silence_advice
@@ -25,12 +24,19 @@ from app.state.run_summary import count_text
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
 from app.widgets.basic.dialogs import open_link, open_path
-from app.widgets.basic.labels import EmptyState, button, explain_at, label, plain_tip
+from app.widgets.basic.labels import EmptyState, button, label, plain_tip
 from app.widgets.basic.layout import column, configure, holder, row, set_shown, set_tab_order, show_all, stack
 from app.widgets.basic.number_format import MINUS, dollars, duration, signed
-from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartExport, ChartGrid, ChartsMenu, ZoomButton
+from app.widgets.charts.chart_grid import (
+    SMOOTHING,
+    ChartContent,
+    ChartExport,
+    ChartGrid,
+    ChartsMenu,
+    ZoomButton,
+    plots_of,
+)
 from app.widgets.charts.curves import Trace
-from app.widgets.charts.plot import Plot
 from app.widgets.run_header import BeforeAfter, CardAction, ResultCard, RunHeader
 from backend.config.config import needs_reference
 from backend.jobs.job_file import read_job
@@ -91,12 +97,11 @@ class MonitorPage(QWidget):
         self.verdict = ResultCard()
         self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
         self.ranks = RankTable()
-        self.charts = RunCharts(session)
-        self.grid = self.charts.grid
+        self.grid = RunCharts(session)
         self.log = LogView()
         tip = "Change settings of this run from its next step on"
         self.change = button("Change settings…", self.steering.open, tip=tip, shown=False)
-        for tool in (self.change, *self.charts.tools):
+        for tool in (self.change, *self.grid.tools):
             self.header.tools.addWidget(tool)
 
         tile_row = self._tile_row = holder(row(*((tile, 1) for tile in self.tiles.values())))
@@ -113,7 +118,7 @@ class MonitorPage(QWidget):
 
     def _on_run_changed(self) -> None:
         self._run = self.session.run
-        self.charts.show_run(self._run)
+        self.grid.show_run(self._run)
         self.log.follow(self._run.folder.log if self._run else None)
         self.log.unfold(False)
         if self._run is not None:
@@ -188,7 +193,7 @@ class MonitorPage(QWidget):
         if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
         self.findings.show_run(run, self._beside_charts)
-        self.charts.refresh()
+        self.grid.show_news()
         QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
 
     def _show_progress(self, run: Run) -> None:
@@ -221,7 +226,7 @@ class MonitorPage(QWidget):
             tile.set_low(is_low)
         has_charts = run.is_live or run.state == "queued" or run.step > 0
         set_shown(self._tile_row, has_charts and (run.is_live or not is_low))
-        show_all(has_charts, self.grid, *self.charts.tools[1:])
+        show_all(has_charts, self.grid, *self.grid.tools[1:])
         self.log.fill(not has_charts)
         set_shown(self.note, bool(self.note.text()) and not is_low)
 
@@ -236,7 +241,7 @@ class MonitorPage(QWidget):
         self.verdict.show()
         # The card has new buttons, which Qt puts at the end of the tab order.
         sections = self.grid.sections.values()
-        set_tab_order(*self.charts.tools, self.findings.more, *self.verdict.buttons, *list(sections)[:1])
+        set_tab_order(*self.grid.tools, self.findings.more, *self.verdict.buttons, *list(sections)[:1])
 
     def _fill_verdict(self, run: Run) -> None:
         show, session, step = self.verdict.show_result, self.session, newest_checkpoint(run.folder)
@@ -363,56 +368,42 @@ def averaged(run: Run) -> str:
     return f"{text} Evaluation: 95 % interval." if evaluations_of(run.folder) else text
 
 
-class RunCharts:
+class RunCharts(ChartGrid):
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self._session, prefs = session, session.prefs
         self._run: Run | None = None
         self._curves: list[list[Curve]] = [[] for _ in CHARTS]
         self._curves_for: tuple[object, ...] = ()
-        prefs = session.prefs
-        self.grid = ChartGrid(
-            [Plot(chart.title, chart.axis, chart.unit, chart.help, chart.section) for chart in CHARTS],
-            self._content_of,
-            lambda index: bool(self._curves[index]),
-            prefs.folded_charts,
-        )
-        self.grid.folded_changed.connect(partial(setattr, prefs, "folded_charts"))
-        for plot in self.grid.plots:
-            place = place_of_chart(plot.title)
-            explain_at(plot, place)
+        plots = plots_of(((chart.title, chart) for chart in CHARTS), session.guide_requested)
+        super().__init__(plots, self._content, lambda index: bool(self._curves[index]), prefs)
+        for plot in plots:
             plot.set_log(plot.title in prefs.members("log_charts"))
-            configure(
-                plot,
-                explanation_requested=partial(session.guide_requested.emit, place),
-                offer_taken=session.use_two_updates,
-                log_changed=partial(prefs.set_member, "log_charts", plot.title),
-            )
-        self.grid.step_chosen.connect(lambda step: session.completions_requested.emit(step, None))
+            log_changed = partial(prefs.set_member, "log_charts", plot.title)
+            configure(plot, offer_taken=session.use_two_updates, log_changed=log_changed)
+        self.step_chosen.connect(lambda step: session.completions_requested.emit(step, None))
         smoothing = ComboBox(name="Smoothing of the charts", length=13, items=SMOOTHING)
-        smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(smoothing.currentData()))
-        export = ChartExport(
-            self.grid, lambda: self._run.folder.name if self._run is not None else "charts", session.message.emit
-        )
-        self.menu = ChartsMenu(self.grid, export)
+        smoothing.currentIndexChanged.connect(lambda _: self.set_smoothing(smoothing.currentData()))
+        export = ChartExport(self, lambda: self._run.folder.name if self._run else "charts", session.message.emit)
+        self.menu = ChartsMenu(self, export)
         self.menu.marks.setChecked(prefs.chart_marks)
         self.menu.marks.toggled.connect(partial(self._prefer, "chart_marks"))
         self.menu.namings[prefs.chart_columns].setChecked(True)
         self.menu.naming_chosen.connect(partial(self._prefer, "chart_columns"))
-        self.tools = (ZoomButton(self.grid), smoothing, self.menu)
+        self.tools = (ZoomButton(self), smoothing, self.menu)
 
     def show_run(self, run: Run | None) -> None:
         self._run, self._curves_for = run, ()
-        self.grid.forget_span()
-        self.grid.mark_step(None)
-        for plot in self.grid.plots:
+        self.forget_span()
+        self.mark_step(None)
+        for plot in self.plots:
             if plot.traces:  # of the run before, until its turn comes
                 plot.show_traces(())
 
     def _prefer(self, preference: str, value: object) -> None:
         setattr(self._session.prefs, preference, value)
-        self.refresh()
+        self.show_news()
 
-    def refresh(self) -> None:
+    def show_news(self) -> None:
         if (run := self._run) is None:
             return
         is_live = run.is_live or run.state == "queued"
@@ -427,9 +418,9 @@ class RunCharts:
             # Without a step the page says why the run ended, and empty charts add nothing.
             self._curves[index] = curves if has_place and (run.step or is_live) else []
         self._curves_for = key
-        self.grid.refresh(run.data.steps.span)
+        self.refresh(run.data.steps.span)
 
-    def _content_of(self, index: int) -> ChartContent:
+    def _content(self, index: int) -> ChartContent:
         run, chart = self._run, CHARTS[index]
         if run is None:
             return ChartContent()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from PySide6.QtWidgets import QAbstractButton, QHeaderView, QMenu, QMessageBox, 
 
 from app import theme
 from app.state import charts
-from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.run_comparison import AXES, ComparedMetric, RunComparison, SharedPrompt, figure_of
 from app.state.run_notices import finite_values
@@ -24,13 +23,24 @@ from app.state.run_state import Mark
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Segments
 from app.widgets.basic.dialogs import save_file
-from app.widgets.basic.labels import button, explain_at, label, plain_tip
-from app.widgets.basic.layout import FlowLayout, TabArea, clear_layout, column, configure, holder, row, splitter, stack
+from app.widgets.basic.labels import button, label, plain_tip
+from app.widgets.basic.layout import (
+    FlowLayout,
+    TabArea,
+    clear_layout,
+    column,
+    configure,
+    holder,
+    row,
+    set_tab_order,
+    show_all,
+    splitter,
+    stack,
+)
 from app.widgets.basic.number_format import DASH, duration, figure
 from app.widgets.basic.tables import BaseTable, Column, TextsModel
-from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartExport, ChartGrid
+from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartExport, ChartGrid, plots_of
 from app.widgets.charts.curves import Trace
-from app.widgets.charts.plot import Plot
 from app.widgets.completion_detail import SideBySide
 from app.widgets.completion_table import one_line
 from app.widgets.run_header import STATE_LABELS
@@ -191,7 +201,6 @@ class SharedPromptPanel(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._comparison: RunComparison | None = None
-        self._names: list[ComparedName] = []
         self._shown: tuple[object, ...] = ()
         self.shared: list[SharedPrompt] = []
         self.runs = [ComboBox(name=f"{which} run") for which in ("First", "Second")]
@@ -205,14 +214,10 @@ class SharedPromptPanel(QWidget):
         column(head, (self.sides, 1), (self.nothing, 1), into=self)
 
     def show_runs(self, comparison: RunComparison, names: Sequence[ComparedName]) -> None:
-        is_new, texts = comparison is not self._comparison, [name.text for name in names]
-        if is_new or texts != [self.runs[0].itemText(i) for i in range(self.runs[0].count())]:
-            for place, box in enumerate(self.runs):
-                kept = place if is_new else box.currentIndex()
-                box.clear()
-                box.addItems(texts)
-                box.setCurrentIndex(kept)
-        self._comparison, self._names = comparison, list(names)
+        is_new = comparison is not self._comparison
+        for place, box in enumerate(self.runs):
+            box.fill({name.index: name.text for name in names}, place if is_new else box.currentData())
+        self._comparison = comparison
         self.refresh()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -235,19 +240,18 @@ class SharedPromptPanel(QWidget):
         self.sides.set_rewards(rewards, [charts.label_of(name) for name in rewards])
         kept = self.prompt.currentText()
         with QSignalBlocker(self.prompt):
-            self.prompt.clear()
-            self.prompt.addItems([one_line(shared.prompt) for shared in self.shared])
+            self.prompt.fill({i: one_line(shared.prompt) for i, shared in enumerate(self.shared)})
             self.prompt.setCurrentIndex(max(0, self.prompt.findText(kept)))
         self._show_prompt()
 
     def _show_prompt(self) -> None:
         found = bool(self.shared)
-        for part, is_shown in ((self.sides, found), (self.prompt, found), (self.nothing, not found)):
-            part.setVisible(is_shown)
+        show_all(found, self.sides, self.prompt)
+        show_all(not found, self.nothing)
         self.where.setText(f"step {self.shared[0].step:,}" if found else "")
         if found:
             shared = self.shared[max(0, self.prompt.currentIndex())]
-            names = [self._names[box.currentIndex()].text for box in self.runs]
+            names = [box.currentText() for box in self.runs]
             pairs = zip(names, shared.best(), strict=True)
             self.sides.show_row(shared.groups[0], {name: [best] if best else [] for name, best in pairs})
 
@@ -271,12 +275,9 @@ class CompareView(QWidget):
         self.title = label(font=theme.title_font())
         self.axis = Segments(AXES, "Horizontal axis", chosen=lambda _: self._draw_charts(is_new_axis=True))
         self.smoothing = ComboBox(name="Smoothing of the charts", length=11, items=SMOOTHING)
-
-        def smooth(_: int) -> None:
-            if self.grid:
-                self.grid.set_smoothing(self.smoothing.currentData())
-
-        self.smoothing.currentIndexChanged.connect(smooth)
+        self.smoothing.currentIndexChanged.connect(
+            lambda _: self.grid and self.grid.set_smoothing(self.smoothing.currentData())
+        )
         self.legend = configure(RunLegend(), shown_changed=self._draw_charts)
         self.shown = ComboBox(name="Runs shown", length=11, tip="All runs, or one alone")
         self.shown.activated.connect(lambda _: self.legend.solo(self.shown.currentData()))
@@ -297,8 +298,7 @@ class CompareView(QWidget):
         head = row(self.back, (self.title, 1), self.shown, self.smoothing, self.axis)
         self._legend_area = TabArea(content=self.legend, accessibleName="Legend of the runs")
         column(head, self._legend_area, (self.parts, 1), into=self, spacing=12, margins=2 * theme.SPACE)
-        for pair in pairwise([self.back, self.shown, self.smoothing, *self.axis.buttons.values()]):
-            QWidget.setTabOrder(*pair)
+        set_tab_order(self.back, self.shown, self.smoothing, *self.axis.buttons.values())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -371,15 +371,8 @@ class CompareView(QWidget):
         if metrics != self._metrics:
             self._metrics = metrics
             self._drop_grid()
-            prefs = self._session.prefs
-            pairs = [(one.title, one.chart) for one in metrics]
-            plots = [Plot(title, chart.axis, chart.unit, chart.help, chart.section) for title, chart in pairs]
-            for plot, metric in zip(plots, metrics, strict=True):
-                place = place_of_chart(metric.chart.title)
-                explain_at(plot, place)
-                plot.explanation_requested.connect(partial(self._session.guide_requested.emit, place))
-            self.grid = ChartGrid(plots, self._content, lambda i: True, prefs.folded_charts)
-            self.grid.folded_changed.connect(partial(setattr, prefs, "folded_charts"))
+            plots = plots_of(((one.title, one.chart) for one in metrics), self._session.guide_requested)
+            self.grid = ChartGrid(plots, self._content, prefs=self._session.prefs)
             self.grid.set_smoothing(self.smoothing.currentData())
             ChartExport(self.grid, lambda: "comparison", self._session.message.emit)  # the grid owns it
             self._charts.addWidget(self.grid)

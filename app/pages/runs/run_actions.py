@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QFile, QObject, Qt, Signal
-from PySide6.QtGui import QCloseEvent, QGuiApplication, QKeySequence
+from PySide6.QtGui import QGuiApplication, QKeySequence
 from PySide6.QtWidgets import QInputDialog, QLabel, QLineEdit, QListWidget, QListWidgetItem, QMenu, QWidget
 
 from app import theme
 from app.state.messages import problems_to
-from app.state.processes import VerbProcess
+from app.state.processes import ProcessOutcome
 from app.state.run_state import LIVE
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton, Segments
@@ -26,7 +26,7 @@ from app.widgets.basic.number_format import counted, figure, file_size
 from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
 from app.widgets.form.setting_search import SettingSearch
-from app.widgets.upload_dialog import cancel_before_closing
+from app.widgets.upload_dialog import VerbDialog
 from backend.config.config import SETTINGS, TEXTS, problems
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_names import name_of
@@ -348,24 +348,15 @@ class ChangedSettings(QWidget):
             if problem.setting in self.fields or problem.setting not in before
         }
 
-    def show_errors(self, errors: Mapping[str, str]) -> str:
+    def _check(self) -> None:
+        errors = self.errors()
         for key, field in self.fields.items():
             field.show_problem(errors.get(key, ""))
-        return " ".join(sentence for key, sentence in errors.items() if key not in self.fields)
-
-    def _check(self) -> None:
-        self.show_errors(self.errors())
         self.changed.emit()
 
 
-class CloneDialog(Dialog):
-    """Not modal. Closing it while the folder is being made cancels that.
-
-    Signals:
-        cloned(path, starts) – the new run's folder is there; `starts`: train it as soon as no other run trains.
-    """
-
-    cloned = Signal(object, bool)
+class CloneDialog(VerbDialog):
+    cloned = Signal(object, bool)  # path of the new run; whether to train it as soon as no other run trains
 
     def __init__(
         self,
@@ -377,9 +368,8 @@ class CloneDialog(Dialog):
         may_run_code: Callable[[Mapping[str, Any]], bool] = lambda _settings: True,
     ) -> None:
         """`will_wait`: another run trains now. `may_run_code` asks if the reward files of settings may be run."""
-        super().__init__(f"New run from {title}", parent, (600, 560))
+        super().__init__(f"New run from {title}", "clone", parent, (600, 560))
         self.run, self._may_run_code = run, may_run_code
-        self._task: VerbProcess | None = None
         self._problem = ""
         self.step = ComboBox(name="Starting step")
         checkpoints = list(reversed(all_checkpoints(run)))
@@ -424,7 +414,7 @@ class CloneDialog(Dialog):
         self._show_ready()
 
     def _show_ready(self) -> None:
-        if self._task is not None and self._task.is_running:
+        if self.is_running:
             return
         self.explained.setText(EXPLAINED[self.way.key])
         new, errors = self.settings.values(), self.settings.errors()
@@ -470,24 +460,22 @@ class CloneDialog(Dialog):
             show_text(self.outcome, "The code was not allowed to run, so no run was made.")
             return
         show_text(self.outcome, "")
-        self._task = VerbProcess(self.command(), self)
-        self._task.done.connect(self._end)
-        self.create_button.setEnabled(False)
-        self.create_button.setText("Creating the run…")
-        self._task.start()
+        configure(self.create_button, text="Creating the run…", enabled=False)
+        self.run_verb(self.command())
 
-    def _end(self, outcome: Any) -> None:
+    def show_progress(self, sentence: str, done: float | None) -> None:
+        pass  # it takes a moment
+
+    def on_result(self, content: dict[str, Any]) -> None:
+        pass  # `on_end` has all lines
+
+    def on_end(self, outcome: ProcessOutcome) -> None:
         self.create_button.setText(CREATE)
         if outcome.ok:
             self.cloned.emit(Path(outcome.sentence), self.at_once.isChecked())
             self.close()
             return
         pairs = [line.partition(": ") for line in outcome.output.splitlines()]
-        errors = {key: text for key, colon, text in pairs if colon and (key in SETTINGS or key in OTHER_SUBJECTS)}
-        elsewhere = self.settings.show_errors(errors)
-        show_text(self.outcome, elsewhere if errors else outcome.sentence)
+        found = [text for key, colon, text in pairs if colon and (key in SETTINGS or key in OTHER_SUBJECTS)]
+        show_text(self.outcome, " ".join(found) or outcome.sentence)
         self.create_button.setEnabled(True)
-
-    def closeEvent(self, event: QCloseEvent) -> None:
-        if not cancel_before_closing(self, self._task, event):
-            super().closeEvent(event)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal, SignalInstance
 from PySide6.QtGui import QAction, QActionGroup, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QMenu, QPushButton, QWidget
 
 from app import theme
-from app.state.charts import NAMINGS, Naming
+from app.state.charts import NAMINGS, Chart, Naming
+from app.state.guide import place_of_chart
 from app.state.messages import problems_to
+from app.state.prefs import Prefs
 from app.state.run_state import Mark
 from app.widgets.basic.dialogs import open_folder, save_file
 from app.widgets.basic.icons import IconButton
+from app.widgets.basic.labels import explain_at
 from app.widgets.basic.layout import TabArea, configure, grid, reserve_gutter, set_tab_order
 from app.widgets.basic.number_format import counted
 from app.widgets.charts.curves import Trace
@@ -43,24 +46,24 @@ class ChartContent(NamedTuple):
 class ChartGrid(TabArea):
     """Plots in rows of one to four, those of a section under its heading, which folds them away.
 
-    `content_of(i)` returns what plot `i` shows now, `is_included(i)` if it is in the grid at all. `folded`: names of
-    the folded sections, one a line.
+    `content_of(i)` returns what plot `i` shows now, `is_included(i)` if it is in the grid at all. `prefs` keep which
+    sections are folded.
     """
 
     zoomed = Signal(object)  # range of steps (first, last) that all plots show, or None
     step_chosen = Signal(int)
-    folded_changed = Signal(str)
 
     def __init__(
         self,
         plots: Sequence[Plot],
         content_of: Callable[[int], ChartContent],
-        is_included: Callable[[int], bool],
-        folded: str = "",
+        is_included: Callable[[int], bool] = lambda i: True,
+        prefs: Prefs | None = None,
     ) -> None:
         page = QWidget()
         super().__init__(content=page, name="Charts")
-        self.plots = list(plots)
+        self.plots, self._prefs = list(plots), prefs
+        folded = prefs.folded_charts.split("\n") if prefs is not None else ()
         self.span: tuple[float, float] | None = None
         self.stale: dict[int, None] = {}  # in the order in which they are drawn
         self._content_of, self._is_included = content_of, is_included
@@ -88,7 +91,7 @@ class ChartGrid(TabArea):
                 heading = IconButton(
                     "chevron-down", section, parent=page, checkable=True, role="disclosure", shown=False
                 )
-                configure(heading, font=theme.heading_font(), checked=section not in folded.split("\n"))
+                configure(heading, font=theme.heading_font(), checked=section not in folded)
                 heading.toggled.connect(self._fold)
                 self.sections[section] = heading
                 set_tab_order(heading, *members)
@@ -206,7 +209,8 @@ class ChartGrid(TabArea):
 
     def _fold(self) -> None:
         self._arrange()
-        self.folded_changed.emit("\n".join(self.folded))
+        if self._prefs is not None:
+            self._prefs.folded_charts = "\n".join(self.folded)
 
     def mark_step(self, step: int | None) -> None:
         for plot in self.plots:
@@ -219,6 +223,16 @@ class ChartGrid(TabArea):
             self.step_chosen.emit(step)
         else:
             self._click.start(QApplication.doubleClickInterval())
+
+
+def plots_of(charts: Iterable[tuple[str, Chart]], explain: SignalInstance) -> list[Plot]:
+    """Plots for charts by title; `explain` is emitted with the place of the guide when one asks to be explained."""
+    plots = []
+    for title, chart in charts:
+        place, plot = place_of_chart(chart.title), Plot(title, chart.axis, chart.unit, chart.help, chart.section)
+        explain_at(plot, place)
+        plots.append(configure(plot, explanation_requested=partial(explain.emit, place)))
+    return plots
 
 
 class ZoomButton(QPushButton):
@@ -288,12 +302,9 @@ class ChartsMenu(QPushButton):
 
     def __init__(self, grid: ChartGrid, export: ChartExport) -> None:
         super().__init__("Charts")
-        self.setAccessibleName("What to do with the charts")
-        self.setProperty("menu", "true")
-        menu = QMenu(self)
-        self.marks: QAction = menu.addAction("Show marks")
-        self.marks.setCheckable(True)
-        self.marks.setToolTip("Evaluations, saves, changed settings, findings and resumes")
+        menu, marks_tip = QMenu(self), "Evaluations, saves, changed settings, findings and resumes"
+        configure(self, name="What to do with the charts", menu=menu).setProperty("menu", "true")
+        self.marks: QAction = configure(menu.addAction("Show marks"), checkable=True, toolTip=marks_tip)
         menu.addAction("Show all curves", lambda: [plot.show_all_curves() for plot in grid.plots])
         menu.addAction("Show all steps", lambda: grid.zoom(None))
         menu.addSeparator()
@@ -304,6 +315,4 @@ class ChartsMenu(QPushButton):
         self.namings: dict[Naming, QAction] = {}
         for naming, text in NAMINGS.items():
             action = self.namings[naming] = names.addAction(columns.addAction(text))
-            action.setCheckable(True)
-            action.triggered.connect(partial(self.naming_chosen.emit, naming))
-        self.setMenu(menu)
+            configure(action, checkable=True, triggered=partial(self.naming_chosen.emit, naming))
