@@ -165,9 +165,8 @@ class LogView(QFrame):
     def __init__(self) -> None:
         super().__init__()
         self._path: Path | None = None
-        self._offset = 0
-        self._partial = b""
-        self._last_line = ""
+        self._offset = 0  # of the first line that is not complete yet
+        self._newest = ""
         self.setProperty("role", "card")
         self._timer = configure(QTimer(self, interval=500), timeout=self.read_on)
         self.toggle = IconButton("chevron-right", "Log", "Show or fold the log", checkable=True, toggled=self._fold)
@@ -184,7 +183,7 @@ class LogView(QFrame):
         self._fold(False)
 
     def follow(self, path: Path | None) -> None:
-        self._path, self._offset, self._partial, self._last_line = path, 0, b"", ""
+        self._path, self._offset, self._newest = path, 0, ""
         self.text.clear()
         self.read_on()
 
@@ -206,33 +205,31 @@ class LogView(QFrame):
                 with open_regular(self._path) as file:
                     size = os.fstat(file.fileno()).st_size
                     if size < self._offset:  # truncated, so it is read from the start again
-                        self._offset, self._partial = 0, b""
+                        self._offset = 0
                         self.text.clear()
-                    behind = size - self._offset > MAX_READ
-                    file.seek(size - MAX_READ if behind else self._offset)
+                    if size - self._offset > MAX_READ:
+                        file.seek(size - MAX_READ)
+                        self._offset = size - MAX_READ + len(file.readline())  # which is cut
+                    file.seek(self._offset)
                     chunk = file.read(MAX_READ)
-                self._offset = size if behind else self._offset + len(chunk)
-                if behind:  # the first line is cut
-                    self._partial, chunk = b"", chunk.partition(b"\n")[2]
-        complete, newline, self._partial = (self._partial + chunk).rpartition(b"\n")
-        if newline:
-            lines = [as_in_a_terminal(line) for line in complete.decode("utf-8", errors="replace").split("\n")]
+        *lines, partial = (as_in_a_terminal(line) for line in chunk.decode("utf-8", errors="replace").split("\n"))
+        self._offset += chunk.rfind(b"\n") + 1
+        if lines:
             bar = self.text.verticalScrollBar()
             at_end = bar.value() >= bar.maximum() - 4  # a user who has scrolled up is reading, and must not be moved
             self.text.appendPlainText("\n".join(lines))
             if at_end:
                 bar.setValue(bar.maximum())
-            self._last_line = next((line for line in reversed(lines) if line.strip()), self._last_line)
-        self._show_last_line()
+        self._newest = next((line for line in (partial, *reversed(lines)) if line.strip()), self._newest)
+        self._show_newest()
 
-    def _show_last_line(self) -> None:
-        newest = as_in_a_terminal(self._partial.decode("utf-8", errors="replace")) or self._last_line
-        self._line.setText("" if self.toggle.isChecked() else newest.strip())
+    def _show_newest(self) -> None:
+        self._line.setText("" if self.toggle.isChecked() else self._newest.strip())
 
     def _fold(self, open: bool) -> None:
         self.text.setVisible(open)
         self.toggle.set_icon("chevron-down" if open else "chevron-right")
-        self._show_last_line()
+        self._show_newest()
         bar = self.text.verticalScrollBar()
         bar.setValue(bar.maximum())
 

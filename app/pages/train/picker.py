@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -43,7 +43,7 @@ PLACE_LABELS = {
     "hub": "Hugging Face",
     "bundled": "Bundled",
 }
-STAR, NAME, KIND, PRECISION, SIZE, CHANGED, WHERE = range(7)
+STAR, NAME, PRECISION, WHERE = 0, 1, 3, 6
 _PHASES = {"asking": "Asking the Hub", "checking": "Checking", "linking": "Almost there"}
 _EXAMPLES = {"model": "Qwen3 4bit", "reward model": "Skywork Reward", "dataset": "gsm8k"}
 SETTLE_MS = 400
@@ -72,7 +72,6 @@ class PickerEntry:
     partial: int = 0
     downloads: int | None = None
     gated: bool = False
-    starred: bool = False
     fits: str = ""
 
     @property
@@ -102,10 +101,10 @@ class PickerEntry:
         return all(word in text for word in words)
 
 
-def entry_from(answer: Mapping[str, Any], favourites: set[str]) -> PickerEntry:
+def entry_from(answer: Mapping[str, Any]) -> PickerEntry:
     """An entry from an item of the service's answer; an item without `where` is on the Hub."""
     known = {key: answer[key] for key in PickerEntry.__dataclass_fields__ if key in answer}
-    return PickerEntry(**{"name": answer["id"], "where": "hub", "starred": answer["id"] in favourites, **known})
+    return PickerEntry(**{"name": answer["id"], "where": "hub", **known})
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +140,7 @@ class PickerModel(RowsModel):
         Column("Changed", 134, is_figure=True, colour="muted"),
         Column("Where", 136, colour="muted"),
     )
+    favourites: Collection[str] = ()
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         return super().flags(index) if is_selectable(self.rows[index.row()]) else Qt.ItemFlag.ItemIsEnabled
@@ -169,7 +169,7 @@ class PickerModel(RowsModel):
     def extra(self, row: PickerRow, index: Index, role: int) -> Any:
         if isinstance(row, PickerLine) or index.column() != STAR:
             return None
-        return star_cell(row.starred, role, theme.palette().placeholder)
+        return star_cell(row.id in self.favourites, role, theme.palette().placeholder)
 
 
 class DownloadRow(QWidget):
@@ -219,13 +219,10 @@ class Picker(QDialog):
         self._on_taken: Callable[[str], object] = lambda name: None
         self._near: Path | None = None
         self._typed: Sequence[str] = ()
-        self._local: list[PickerEntry] = []
-        self._hub: list[PickerEntry] = []
-        self._suggested: list[PickerEntry] = []
-        self._recent: Sequence[str] = ()
+        self._local: list[PickerEntry] | None = None  # while they are looked for
+        self._hub: Sequence[PickerRow] = ()  # a line while a search is under way, failed, or found nothing
         self._hub_words = ""
-        self._hub_line: PickerLine | None = None  # while a search is under way, failed, or found nothing
-        self._loading = True
+        self._suggested: list[PickerEntry] = []
         self.downloads: dict[str, DownloadRow] = {}
         self.setWindowTitle(f"Choose a {kind}")
         self.resize(on_screen(self, 940, 580))
@@ -263,8 +260,8 @@ class Picker(QDialog):
 
     def choose(self, take: Callable[[str], object], near: Path | None = None, typed: Sequence[str] = ()) -> None:
         """Open the dialog: `take` gets the chosen id or path; `typed` are those in the form."""
-        self._on_taken, self._near, self._typed = take, near, typed
-        self._recent, self._loading = self._session.prefs.used(self.kind), True
+        self._on_taken, self._near, self._typed, self._local = take, near, typed, None
+        self.table.setCurrentIndex(QModelIndex())  # the dialog is kept: each opening starts without a selection
         self._suggested = suggested_models() if self.kind == "model" else []
         if self.kind == "dataset":
             name, about = first_choices.DATASET, f"{first_choices.DATASET_ABOUT.capitalize()}."
@@ -284,12 +281,11 @@ class Picker(QDialog):
         def show(answer: dict[str, Any]) -> None:
             items, favourites = answer["found"], prefs.members(self._favourites)
             missing = sorted(id_ for id_ in favourites - {item["id"] for item in items} if is_hub_id(id_))
-            self._local = [entry_from(item, favourites) for item in (*items, *({"id": id_} for id_ in missing))]
-            self._loading = False
+            self._local = [entry_from(item) for item in (*items, *({"id": id_} for id_ in missing))]
             self._show()
 
         def explain(faults: Sequence[ConfigProblem]) -> None:
-            self._loading = False
+            self._local = self._local or []
             self._show()
             self.detail.setText(faults[0].sentence)
 
@@ -324,14 +320,15 @@ class Picker(QDialog):
                 self.table.selectRow(place)
 
     def _show(self) -> None:
-        selected, typed = self.current(), self.search.text().strip()
-        words = typed.lower().split()
-        matching = [entry for entry in self._local if entry.matches(words)]
-        favourites = [entry for entry in matching if entry.starred]
-        recent = [entry for id_ in self._recent for entry in matching if entry.id == id_ and not entry.starred]
+        selected, typed, prefs = self.current(), self.search.text().strip(), self._session.prefs
+        words, local, starred = typed.lower().split(), self._local or [], prefs.members(self._favourites)
+        matching = [entry for entry in local if entry.matches(words)]
+        favourites = [entry for entry in matching if entry.id in starred]
+        used = [id_ for id_ in prefs.used(self.kind) if id_ not in starred]
+        recent = [entry for id_ in used for entry in matching if entry.id == id_]
         others = [entry for entry in matching if entry not in favourites and entry not in recent]
         others.sort(key=lambda entry: bool(entry.refusal))  # unusable ones last, each half newest first
-        known_ids = {entry.id for entry in self._local}
+        known_ids = {entry.id for entry in local}
         suggested = [entry for entry in self._suggested if entry.matches(words) and entry.id not in known_ids]
         groups = {
             "Favourites": favourites,
@@ -344,11 +341,12 @@ class Picker(QDialog):
             rows += [PickerLine(heading, "heading"), *entries] if entries else []
         if typed and typed == self._hub_words:
             known_ids |= {entry.id for entry in suggested}
-            rows += [PickerLine("On Hugging Face", "heading"), *([self._hub_line] if self._hub_line else [])]
-            rows += [entry for entry in self._hub if entry.id not in known_ids]
+            rows.append(PickerLine("On Hugging Face", "heading"))
+            rows += [row for row in self._hub if isinstance(row, PickerLine) or row.id not in known_ids]
         elif typed:
             rows.append(PickerLine(f"Search Hugging Face for “{typed}”", "offer"))
-        rows = [] if self._loading else rows
+        is_loading = self._local is None
+        rows, self.model.favourites = [] if is_loading else rows, starred
         self.model.set_rows(rows)
         self.table.clearSpans()
         for place, each in enumerate(rows):
@@ -356,7 +354,7 @@ class Picker(QDialog):
                 self.table.setSpan(place, 0, 1, len(self.model.columns))
         self._stack.setCurrentIndex(0 if rows else 1)
         hint = f"Type a name such as {_EXAMPLES[self.kind]} to search Hugging Face, or choose a folder."
-        self.message.setText("Searching this machine…" if self._loading else hint)
+        self.message.setText("Searching this machine…" if is_loading else hint)
         first = next((place for place, each in enumerate(rows) if is_selectable(each)), None)
         if first is not None:
             self.table.selectRow(first)
@@ -370,7 +368,7 @@ class Picker(QDialog):
         self.detail.setText(entry.details if entry else "")
         set_style_property(self.detail, "role", "problem" if entry and entry.refusal else "muted")
         self.star.setEnabled(entry is not None)
-        self.star.setText("Remove star" if entry and entry.starred else "Star")
+        self.star.setText("Remove star" if entry and entry.id in self.model.favourites else "Star")
         if entry is None:
             self.take.setText("Search" if current else "Use")
             self.take.setEnabled(current is not None)
@@ -406,21 +404,17 @@ class Picker(QDialog):
         if not (words := self.search.text().strip()):
             return
 
-        def show(line: PickerLine | None, entries: Sequence[PickerEntry] = ()) -> None:
+        def show(rows: Sequence[PickerRow]) -> None:
             if words == self._hub_words:
-                self._hub, self._hub_line = list(entries), line
+                self._hub = rows
                 self._show()
 
-        def answered(answer: dict[str, Any]) -> None:
-            found = [entry_from(item, self._session.prefs.members(self._favourites)) for item in answer["found"]]
-            show(None if found else PickerLine(f"Hugging Face has no {self.kind} for “{words}”.", "note"), found)
-
-        self._hub_words = words
-        show(PickerLine("Searching…", "note"))
+        self._hub_words, nothing = words, f"Hugging Face has no {self.kind} for “{words}”."
+        show([PickerLine("Searching…", "note")])
         self._session.service.ask(
             "hub_search",
-            answered,
-            on_refused=lambda faults: show(PickerLine(faults[0].sentence, "trouble")),
+            lambda answer: show([entry_from(item) for item in answer["found"]] or [PickerLine(nothing, "note")]),
+            on_refused=lambda faults: show([PickerLine(faults[0].sentence, "trouble")]),
             owner=self,
             words=words,
             repo_type=self._repo_type,
@@ -429,12 +423,8 @@ class Picker(QDialog):
 
     def _toggle_star(self) -> None:
         if isinstance(current := self.current(), PickerEntry):
-            changed = replace(current, starred=not current.starred)
-            for entries in (self._local, self._hub, self._suggested):
-                entries[:] = [changed if entry.id == changed.id else entry for entry in entries]
-            self._session.prefs.set_member(self._favourites, changed.id, changed.starred)
+            self._session.prefs.set_member(self._favourites, current.id, current.id not in self.model.favourites)
             self._show()
-            self.choose_id(changed.id)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() != QEvent.Type.KeyPress or not isinstance(event, QKeyEvent):
@@ -459,10 +449,6 @@ class Picker(QDialog):
         else:
             return super().eventFilter(watched, event)
         return True
-
-    def done(self, result: int) -> None:
-        self.table.setCurrentIndex(QModelIndex())  # the dialog is kept: the next opening starts without a selection
-        super().done(result)
 
 
 def suggested_models() -> list[PickerEntry]:
