@@ -112,8 +112,8 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
     "View": (
         *(Entry(page.key, page.title, page.shortcut, "", page=page.key) for page in PAGES),
         None,
-        Entry("earlier", "Earlier completions", "Ctrl+[", "head.earlier.click", page="completions"),
-        Entry("later", "Later completions", "Ctrl+]", "head.later.click", page="completions"),
+        Entry("earlier", "Earlier completions", "Ctrl+[", "earlier.click", page="completions"),
+        Entry("later", "Later completions", "Ctrl+]", "later.click", page="completions"),
         Entry("next_kind", "Next completion of the filter", "Ctrl+G", "bar.next.click", page="completions"),
         Entry(
             "prior_kind", "Previous completion of the filter", "Ctrl+Shift+G", "bar.previous.click", page="completions"

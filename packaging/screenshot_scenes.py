@@ -67,7 +67,7 @@ def page_scenes(window: Any, wait: Wait, sick: Path, tokens: Path, runs: list[Pa
     page.table.choose(runs[0])
     yield "runs-queue"
     page.table.choose(*runs[:3])
-    page.compare()
+    page.compare(page.table.selected_runs())
     yield "compare"
     page._close_comparison()
 

@@ -51,19 +51,19 @@ def cell(model: CompletionModel, row: int, head: str, role: int = ROLE.DisplayRo
 def test_the_page_follows_the_newest_step(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=5, ending=None)
     show_run(qtbot, page, folder)
-    assert page.head.step.text() == "5" and page.head.about.text() == "4 prompts, 32 completions"
+    assert page.step.text() == "5" and page.about.text() == "4 prompts, 32 completions"
     rows = JsonLines(folder.completions)
     rows.append({"step": 6, "prompt": "p", "answer": "a", "completions": [{"text": "t", "reward": 1.0}]})
     page.session.run.poll()
     page._refresh()
-    assert page.head.step.text() == "6" and page.head.about.text() == "1 prompt, 1 completion"
+    assert page.step.text() == "6" and page.about.text() == "1 prompt, 1 completion"
     page.pick(3)
     rows.append({"step": 7, "prompt": "p", "completions": []})
     page.session.run.poll()
     page._refresh()
-    assert page.head.step.text() == "3" and not page.head.newest.isChecked(), "a step that was picked stays"
-    page.head.newest.setChecked(True)
-    assert page.head.step.text() == "7"
+    assert page.step.text() == "3" and not page.newest.isChecked(), "a step that was picked stays"
+    page.newest.setChecked(True)
+    assert page.step.text() == "7"
 
 
 def test_selecting_a_completion_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_logged_values(qtbot, page: CompletionsPage, logged_run: Path) -> None:
 def test_another_page_can_ask_for_a_step_and_a_filter(qtbot, page: CompletionsPage, run) -> None:
     show_run(qtbot, page, run)
     page.show_requested(1, "cut_off")
-    assert page._shown[1] == 1 and texts_shown(page) == ["four"] and not page.head.newest.isChecked()
+    assert page._shown[1] == 1 and texts_shown(page) == ["four"] and not page.newest.isChecked()
     page.show_requested(1, None)
     assert len(texts_shown(page)) > 1, "the step on screen, without the filter it had"
     page.show_requested(2, None)
@@ -330,14 +330,14 @@ def test_step_beyond_the_end(qtbot, page: CompletionsPage, run) -> None:
     show_run(qtbot, page, run)
     told = []
     page.session.message.connect(told.append)
-    page.head.step.setText("9999")
-    page.head.step.setModified(True)
-    page.head.step.editingFinished.emit()
-    assert told == ["Step 9,999 has no completions. The nearest is step 3."] and page.head.step.text() == "3"
+    page.step.setText("9999")
+    page.step.setModified(True)
+    page.step.editingFinished.emit()
+    assert told == ["Step 9,999 has no completions. The nearest is step 3."] and page.step.text() == "3"
     JsonLines(run.completions).append({"step": 4, "prompt": "p", "completions": []})
     page.session.run.poll()
     page._refresh()
-    assert page._shown[1] == 3 and not page.head.newest.isChecked()
+    assert page._shown[1] == 3 and not page.newest.isChecked()
 
 
 def painted(folder: Path, name: str, size: tuple[int, int], **options: Any) -> str:

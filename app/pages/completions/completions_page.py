@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import QItemSelectionModel, QPoint, QSignalBlocker, Qt, QTimer, Signal
+from PySide6.QtCore import QItemSelectionModel, QSignalBlocker, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QActionGroup,
     QDoubleValidator,
@@ -20,7 +20,7 @@ from PySide6.QtGui import (
     QResizeEvent,
     QShowEvent,
 )
-from PySide6.QtWidgets import QFileDialog, QMenu, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFileDialog, QMenu, QSizePolicy, QWidget
 
 from app import theme
 from app.pages.completions.reading_pane import GREY, HINT, ReadingPane
@@ -188,10 +188,17 @@ class CompletionsPage(QWidget):
         self._save_menu.addAction("Selected completions…", lambda: self._ask_where(self.table.selected_rows()))
         self._save_menu.addAction("Everything shown…", lambda: self._ask_where(range(self.model.rowCount())))
         self._show_saving()
-        self.head, self.bar = StepHead(session.open_run, self.save), FilterBar()
+        self.switcher, self.bar = RunSwitcher(session.open_run), FilterBar()
+        self.earlier = button("Earlier", lambda: self.go(-1), tip="The step before (Ctrl+[)")
+        self.later = button("Later", lambda: self.go(1), tip="The step after (Ctrl+])")
+        self.step = NumberEdit(name="Step", width=72, integers=(0, 2**31 - 1), editingFinished=self._on_typed)
+        self.newest = CheckBox("Follow newest", checked=True, toggled=self._set_following)
+        self.about = ElidedLabel(font=theme.figures_font())
+        title, steps = label("Completions", theme.title_font()), (label("Step"), self.step, self.earlier, self.later)
+        head = row(title, self.switcher, (self.about, 1), self.newest, theme.SPACE, *steps, self.save)
         sizes = (1000, theme.scaled(DETAIL))
         self.parts = splitter(self.table.in_card(), self.detail, stretch=(3, 1), upright=True, sizes=sizes)
-        content = holder(column(self.head, self.bar, (self.parts, 1), margins=2 * theme.SPACE))
+        content = holder(column(head, self.bar, (self.parts, 1), margins=2 * theme.SPACE))
         self._stack = stack(self.nothing, content, into=self)
 
         stops = (*self.pane.folds.values(), self.pane.measure, self.pane.setting, self.pane.text)
@@ -199,15 +206,10 @@ class CompletionsPage(QWidget):
         # Both, as Qt changes the selection before the current line.
         connect(self._show_picked, self.table.picked, self.table.chosen)
         self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-
-        def show_menu(at: QPoint) -> None:
-            self.menu().popup(self.table.viewport().mapToGlobal(at))
-
-        self.table.customContextMenuRequested.connect(show_menu)
+        to_screen = self.table.viewport().mapToGlobal
+        self.table.customContextMenuRequested.connect(lambda at: self.menu().popup(to_screen(at)))
         configure(self.table, touched=self._stop_following, activated=self.go_to_step, sort_requested=self.sort)
-        configure(self.head, moved=self.go, typed=self._pick_or_explain)
         configure(self.bar, changed=self._show_again, moved=self.move)
-        self.head.newest.toggled.connect(self._set_following)
         self.bar.search.searched.connect(self.find)
         session.run_changed.connect(self._on_run_changed)
         self._on_run_changed()
@@ -224,10 +226,10 @@ class CompletionsPage(QWidget):
 
     def _on_run_changed(self) -> None:
         self._run, self._shown, self.completions = self.session.run, None, None
-        self.head.follow(True)
+        self._follow(True)
         self.bar.reset()
         if self._run is not None:
-            self.head.switcher.show_run(self._run.folder)
+            self.switcher.show_run(self._run.folder)
             configure(self._run, changed=self._refresh, restarted=self._forget)
             completions = RunCompletions(self._run.folder.completions, self._run)
             self.completions = configure(completions, grew=self._grow, voided=self._show_again)
@@ -265,8 +267,11 @@ class CompletionsPage(QWidget):
         right = correctness_of(self._run)
         self.model.right = (right.reward, right.full) if right is not None else None
         self.bar.right = marked_reward(self._run)
-        step = steps[-1] if self.head.newest.isChecked() else _nearest(steps, self._picked)
-        self.head.show_step(step, steps[0], steps[-1])
+        step = steps[-1] if self.newest.isChecked() else _nearest(steps, self._picked)
+        if not self.step.hasFocus() or not self.step.isModified():  # the user may be typing a number there
+            self.step.setText(str(step))
+        self.earlier.setEnabled(step > steps[0])
+        self.later.setEnabled(step < steps[-1])
         if self._shown == (self._run, step):
             return
         self._shown = (self._run, step)
@@ -292,8 +297,7 @@ class CompletionsPage(QWidget):
         self.model.set_columns(names, labels, weights_at(run, step, rows), facts.logged)
         self.bar.set_measures(names, labels, facts.logged)
         largest = completions.facts.largest or None
-        self.model.show_lines(step_lines(placed, facts, self.bar.query, self.order, largest))
-        self._reset_view()
+        self._show_lines(step_lines(placed, facts, self.bar.query, self.order, largest))
         count = sum(len(row.get("completions") or ()) for row in rows)
         shown = sum(line.completion is not None for line in self.model.rows)
         about = f"{counted(len(rows), 'prompt')}, {counted(count, 'completion')}"
@@ -301,17 +305,15 @@ class CompletionsPage(QWidget):
             name, full = self.model.right
             scores = (scores_of(one).get(name) for row in rows for one in listed_completions(row))
             about += f", {sum(isinstance(score, int | float) and score >= full for score in scores):,} correct"
-        self.head.about.setText(about)
+        self.about.setText(about)
         found = f"{shown:,} of {counted(count, 'completion')} of this step" if self.bar.is_filtering else ""
         self.bar.report(found if shown else why_empty(self.bar.query, names) or found)
 
     def _show_run(self, run: Run, completions: RunCompletions) -> None:
         names, labels, logged = run.reward_names, labels_of(run), completions.shown.facts.logged
-        lines = self._run_lines(completions)
         self.model.set_columns(names, labels, (), logged, has_steps=True)
         self.bar.set_measures(names, labels, logged)
-        self.model.show_lines(lines, completions.facts.largest or None)
-        self._reset_view()
+        self._show_lines(self._run_lines(completions), completions.facts.largest or None)
         self._report_run(run, completions)
 
     def _grow(self) -> None:
@@ -335,7 +337,8 @@ class CompletionsPage(QWidget):
             numbers = sort(completions.shown.facts, numbers, self.order[0], descending=self.order[1])
         return RunLines(completions.shown.facts, numbers[:MOST_LINES], completions.row_at)
 
-    def _reset_view(self) -> None:
+    def _show_lines(self, lines: Sequence[CompletionLine], largest: dict[str, float] | None = None) -> None:
+        self.model.show_lines(lines, largest)
         self.table.reset_view()
         self.table.show_sorting(self.order[0], descending=self.order[1])
 
@@ -345,7 +348,7 @@ class CompletionsPage(QWidget):
         parts = [f"The first {count:,} completions" if is_cut else counted(count, "completion")]
         if not completions.shown.is_done:
             parts.append(f"{completions.shown.share:.0%} of the file read")
-        self.head.about.setText("Whole run")
+        self.about.setText("Whole run")
         is_empty = not count and completions.shown.is_done
         self.bar.report((is_empty and why_empty(self.bar.query, run.reward_names)) or ", ".join(parts))
 
@@ -490,7 +493,7 @@ class CompletionsPage(QWidget):
     def pick(self, step: int) -> None:
         steps = self._steps()
         self._picked = _nearest(steps, step) if steps else step  # the nearest now: a step beyond the end would follow
-        self.head.follow(False)
+        self._follow(False)
         if self.bar.scope.key == RUN:
             self.bar.scope.choose(STEP)
         self._refresh()
@@ -500,14 +503,23 @@ class CompletionsPage(QWidget):
         if self._picked != step:
             self.session.message.emit(f"Step {step:,} has no completions. The nearest is step {self._picked:,}.")
 
+    def _on_typed(self) -> None:
+        if self.step.isModified() and self.step.text():  # `editingFinished` also comes when the focus merely leaves
+            self.step.setModified(False)
+            self._pick_or_explain(int(self.step.text()))
+
+    def _follow(self, newest: bool) -> None:
+        with QSignalBlocker(self.newest):
+            self.newest.setChecked(newest)
+
     def _set_following(self, follow: bool) -> None:
         if not follow and self._shown is not None:
             self._picked = self._shown[1]
         self._refresh()
 
     def _stop_following(self) -> None:
-        if self.head.newest.isChecked() and self._shown is not None and self._shown[0].is_live:
-            self.head.newest.setChecked(False)
+        if self.newest.isChecked() and self._shown is not None and self._shown[0].is_live:
+            self.newest.setChecked(False)
 
     def go(self, by: int) -> None:
         if (steps := self._steps()) and self._shown is not None:
@@ -557,38 +569,6 @@ def labels_of(run: Run) -> list[str]:
 def _nearest(steps: list[int], step: int) -> int:
     at = bisect_left(steps, step)
     return min(steps[max(0, at - 1) : at + 1] or steps[-1:], key=lambda known: (abs(known - step), known))
-
-
-class StepHead(QWidget):
-    moved = Signal(int)
-    typed = Signal(int)
-
-    def __init__(self, open_run: Callable[[str], object], save: QPushButton) -> None:
-        super().__init__()
-        self.switcher = RunSwitcher(open_run)
-        self.earlier = button("Earlier", lambda: self.moved.emit(-1), tip="The step before (Ctrl+[)")
-        self.later = button("Later", lambda: self.moved.emit(1), tip="The step after (Ctrl+])")
-        self.step = NumberEdit(name="Step", width=72, integers=(0, 2**31 - 1), editingFinished=self._type)
-        self.newest = CheckBox("Follow newest", checked=True)
-        self.about = ElidedLabel(font=theme.figures_font())
-        title, steps = label("Completions", theme.title_font()), (label("Step"), self.step, self.earlier, self.later)
-        row(title, self.switcher, (self.about, 1), self.newest, theme.SPACE, *steps, save, into=self)
-
-    def show_step(self, step: int, first: int, last: int) -> None:
-        if not self.step.hasFocus() or not self.step.isModified():  # the user may be typing a number there
-            self.step.setText(str(step))
-        self.earlier.setEnabled(step > first)
-        self.later.setEnabled(step < last)
-
-    def follow(self, newest: bool) -> None:
-        with QSignalBlocker(self.newest):
-            self.newest.setChecked(newest)
-
-    def _type(self) -> None:
-        # `editingFinished` comes also when the focus merely leaves the line.
-        if self.step.isModified() and self.step.text():
-            self.step.setModified(False)
-            self.typed.emit(int(self.step.text()))
 
 
 class FilterBar(QWidget):

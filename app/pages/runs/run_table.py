@@ -152,12 +152,11 @@ class RunModel(RowsModel):
             ROLE.DisplayRole: "" if field.kind == "flag" else field.title,
             ROLE.ToolTipRole: plain_tip(field.help or field.title),
             ROLE.AccessibleTextRole: field.title,
-            ROLE.TextAlignmentRole: _alignment(field),
+            ROLE.TextAlignmentRole: self.align(section),
         }.get(ROLE(role))
 
-    def data(self, index: Index, role: int = ROLE.DisplayRole) -> Any:
-        is_place = role == ROLE.TextAlignmentRole
-        return _alignment(self.columns[index.column()]) if is_place else super().data(index, role)
+    def align(self, column: int) -> Qt.AlignmentFlag:
+        return LEFT if self.columns[column].kind in ("text", "curve", "flag") else RIGHT
 
     def text(self, row: RunRecord, column: int) -> str:
         field = self.columns[column]
@@ -218,10 +217,6 @@ class RunModel(RowsModel):
             return row.curve or None if field.kind == "curve" else None
         is_star = field.key == FAVOURITE and not self.is_sweep(row)
         return star_cell(row.notes.favourite, role, theme.palette().faint) if is_star else None
-
-
-def _alignment(field: RunField) -> Qt.AlignmentFlag:
-    return LEFT if field.kind in ("text", "curve", "flag") else RIGHT
 
 
 def draw_curve(painter: QPainter, rect: QRect, values: Sequence[float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -69,7 +70,7 @@ class RunsPage(QWidget):
         self.table.show_columns(session.prefs.run_columns)
         details = self.details = RunDetails()
         of_page = {
-            "compare": self.compare,
+            "compare": lambda: self.compare(self.table.selected_runs()),
             "clone": lambda: self.clone(self.table.selected_runs()[0]),
             "rename": self.table.rename,
             "free": self.free_space,
@@ -87,17 +88,16 @@ class RunsPage(QWidget):
         self.archived = CheckBox("Archived", toolTip="Show archived runs too")
         self.columns_button = button("Columns…", self.choose_columns)
         tip, shown = "Show or hide the details of the selected run", session.prefs.run_details_shown
-        self.details_button = button("Details", self.toggle_details, tip=tip, checkable=True, checked=shown)
+        self.details_button = button("Details", self._show_choice, tip=tip, checkable=True, checked=shown)
+        self.details_button.toggled.connect(partial(setattr, session.prefs, "run_details_shown"))
         self.buttons = {
             key: button(text, lambda key=key: self.run_actions.do(key), primary=key == "open")
             for key, text in BUTTONS.items()
         }
         more = self.more_button = button("More…", tip="All actions for the selected runs")
 
-        def corner() -> QPoint:
-            return more.mapToGlobal(more.rect().bottomLeft() + QPoint(0, 1))
-
-        more.clicked.connect(lambda: actions.menu(self).popup(corner()))
+        below = QPoint(0, 1)
+        more.clicked.connect(lambda: actions.menu(self).popup(more.mapToGlobal(more.rect().bottomLeft() + below)))
 
         checks = (self.favourites, self.archived, self.columns_button, self.details_button)
         head = row(label("Runs", theme.title_font()), 2 * theme.SPACE, (self.search, 1), *checks)
@@ -242,10 +242,6 @@ class RunsPage(QWidget):
             titles = {record.summary.name: record.title for record in self.model.rows} if family else {}
             self.details.show_runs(runs, family, titles)
 
-    def toggle_details(self) -> None:
-        self.session.prefs.run_details_shown = self.details_button.isChecked()
-        self._show_choice()
-
     def choose_columns(self) -> None:
         def set_columns(keys: list[str]) -> None:
             widths = dict(self.table.columns())
@@ -261,14 +257,13 @@ class RunsPage(QWidget):
     def open(self) -> None:
         self.run_actions.do("compare" if len(self.table.selected_runs()) > 1 else "open")
 
-    def compare(self) -> None:
-        self.compare_view.compare(self.table.selected_runs())
+    def compare(self, records: Sequence[RunRecord]) -> None:
+        self.compare_view.compare(records)
         self._stack.setCurrentWidget(self.compare_view)
         self.compare_view.back.setFocus()
 
     def compare_folders(self, paths: list[Path]) -> None:
-        self.compare_view.compare([self.runs.records.get(path) or read_named(RunFolder(path)) for path in paths])
-        self._stack.setCurrentWidget(self.compare_view)
+        self.compare([self.runs.records.get(path) or read_named(RunFolder(path)) for path in paths])
 
     def _close_comparison(self) -> None:
         self.compare_view.close_runs()
@@ -450,12 +445,11 @@ class QueuePanel(QFrame):
             part.setEnabled(enabled)
 
     def _run_next(self) -> None:
-        if (chosen := self.selected()) is not None:
-            self._move(self.model.rows.index(chosen), 0)
+        for place in self.table.selected_rows():
+            self._move(place, 0)
 
     def _shift(self, by: int) -> None:
-        if (chosen := self.selected()) is not None:
-            place = self.model.rows.index(chosen)
+        for place in self.table.selected_rows():
             self._move(place, place + by)
 
     def _move(self, origin: int, place: int) -> None:

@@ -117,12 +117,12 @@ class RewardModel(DraggedRowsModel):
             each.ticked, each.weight = each.entry.name in DEFAULT_REWARDS, 1.0
         self._emit_picked()
 
-    def move(self, row: int, to: int) -> bool:
-        """Move a ticked row before row `to`, counting only ticked rows; False if that changes nothing."""
+    def drop_row(self, origin: int, target: int) -> bool:
+        """Move a ticked row, counting only ticked rows; False if that changes nothing."""
         ticked = [i for i, other in enumerate(self.rows) if other.ticked]
-        if row not in ticked:
+        if origin not in ticked:
             return False
-        old, new = ticked.index(row), sum(i < to for i in ticked)
+        old, new = ticked.index(origin), sum(i < target for i in ticked)
         new -= new > old  # removing the row shifts those after it
         if new == old:
             return False
@@ -132,9 +132,6 @@ class RewardModel(DraggedRowsModel):
             self.rows[i] = moved
         self._emit_picked()
         return True
-
-    def drop_row(self, origin: int, target: int) -> None:
-        self.move(origin, target)
 
     @property
     def ticked(self) -> list[RewardRow]:
@@ -255,7 +252,7 @@ class RewardTable(BaseTable):
             return
         moved = rows[row]
         others = [i for i, other in enumerate(rows) if other.ticked and (i - row) * by > 0]
-        if others and self._model.move(row, others[0] + 1 if by > 0 else others[-1]):
+        if others and self._model.drop_row(row, others[0] + 1 if by > 0 else others[-1]):
             place = next(i for i, other in enumerate(self._model.rows) if other.entry.name == moved.entry.name)
             self.setCurrentIndex(self._model.index(place, self.currentIndex().column()))
 
@@ -301,7 +298,7 @@ class RewardPanel(QWidget):
         buttons = (self.use_defaults, self.add_file, self.add_model, self.try_button)
         self.tab_stops: list[QWidget] = [self.table, *buttons, self.result, self.more]
         self.model.picked.connect(self._pick)
-        bench.busy_changed.connect(self._show_busy)
+        bench.busy_changed.connect(lambda activity: self.try_button.setText("Cancel" if activity else "Try"))
         self.arguments.changed.connect(self._take_arguments)
         connect(self.remove, self.arguments.remove.clicked, self.table.remove_requested)
         self.arguments.edit.clicked.connect(self._edit_rubric)
@@ -333,9 +330,6 @@ class RewardPanel(QWidget):
             self._seed += 1
             size = int(self._draft.valid_values()["group_size"])
             self._bench.sample("random", TRIED_ROWS, [], size, self._seed)
-
-    def _show_busy(self, activity: str) -> None:
-        self.try_button.setText("Cancel" if activity else "Try")
 
     def _pick(self, weights: Mapping[str, float | None]) -> None:
         """The draft gets no weights if all are 1."""

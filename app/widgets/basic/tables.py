@@ -87,6 +87,9 @@ class RowsModel(QAbstractTableModel):
     def extra(self, row: Any, index: Index, role: int) -> Any:
         return None
 
+    def align(self, column: int) -> Qt.AlignmentFlag:
+        return RIGHT if self.columns[column].is_figure else LEFT
+
     def is_editable(self, row: int, column: int) -> bool:
         return False
 
@@ -109,7 +112,7 @@ class RowsModel(QAbstractTableModel):
             case Qt.ItemDataRole.DisplayRole:
                 return column.title
             case Qt.ItemDataRole.TextAlignmentRole:
-                return RIGHT if column.is_figure else LEFT
+                return self.align(section)
             case Qt.ItemDataRole.ToolTipRole:
                 return plain_tip(column.tip) or None
         return None
@@ -125,7 +128,7 @@ class RowsModel(QAbstractTableModel):
             case Qt.ItemDataRole.FontRole:
                 return self.font(row, column)
             case Qt.ItemDataRole.TextAlignmentRole:
-                return RIGHT if self.columns[column].is_figure else LEFT
+                return self.align(column)
             case Qt.ItemDataRole.ToolTipRole:
                 return self.tip(row, column)
         return self.extra(row, index, role)
@@ -155,7 +158,7 @@ class DraggedRowsModel(RowsModel):
         flags = super().flags(index)
         return flags | Qt.ItemFlag.ItemIsDragEnabled if self.can_drag(index.row()) else flags
 
-    def drop_row(self, origin: int, target: int) -> None:
+    def drop_row(self, origin: int, target: int) -> object:
         """Row `origin` was dropped before row `target`, or behind the last one."""
         raise NotImplementedError
 
