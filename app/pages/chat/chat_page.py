@@ -115,7 +115,6 @@ class ChatPage(QWidget):
         self._check_live_run()
 
     def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
         self._left_timer.stop()
         self._check_timer.start()
         run = self.session.run
@@ -133,14 +132,12 @@ class ChatPage(QWidget):
             self.session.service.ask("models", list_found, owner=self, paths=[])
 
     def hideEvent(self, event: QHideEvent) -> None:
-        super().hideEvent(event)
         if self.chat.state != "empty":
             self._left_timer.start()
         else:
             self._check_timer.stop()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
         is_wide, was_wide = (width >= theme.scaled(WIDE) for width in (self.width(), event.oldSize().width()))
         if is_wide != was_wide or event.oldSize().width() < 0:  # on a change only: the user may have chosen otherwise
             self.bar.settings.setChecked(is_wide)
@@ -161,7 +158,6 @@ class ChatPage(QWidget):
             self.choose(chosen)
 
     def choose(self, name: str) -> None:
-        """Choose a run (its folder) or a model."""
         is_run, is_other = is_file(Path(name) / "config.yaml"), self._choice is None or self._choice.name != name
         choice = self._choice = run_choice(RunFolder(Path(name))) if is_run else model_choice(name)
         saved = {weights.key: weights.label for weights in choice.checkpoints}
@@ -390,7 +386,6 @@ class ModelBar(QWidget):
 
     @property
     def checkpoint(self) -> str:
-        """The key of the chosen checkpoint, "" where there is none to choose."""
         return self.checkpoints.currentData() or ""
 
     def show_state(self, *, loaded: bool, can_load: bool, can_reset: bool) -> None:

@@ -215,7 +215,6 @@ class CompletionsPage(QWidget):
         self._on_run_changed()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
         # In a wide page the completion is beside the table, so that its lines are not too long to read.
         wide = self.width() >= theme.scaled(WIDE)
         orientation = Qt.Orientation.Horizontal if wide else Qt.Orientation.Vertical
@@ -241,11 +240,9 @@ class CompletionsPage(QWidget):
             self.completions.clear()
 
     def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
         self._refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        super().hideEvent(event)
         self._read_on()
 
     def _steps(self) -> list[int]:

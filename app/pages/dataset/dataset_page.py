@@ -164,11 +164,9 @@ class DatasetPage(QWidget):
         self._show_rows()  # for the line on Train they may have been read before this page was built
 
     def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
         self.dataset.watch(self)
 
     def hideEvent(self, event: QHideEvent) -> None:
-        super().hideEvent(event)
         self.dataset.unwatch(self)
 
     def _on_changed(self, key: str) -> None:

@@ -95,7 +95,6 @@ class EvaluationForm(QWidget):
         self._nothing_held_out.setVisible(list(items) == ["train"])
 
     def show_state(self, phase: str, done: float | None = None, left_s: float | None = None, problem: str = "") -> None:
-        """Show a running evaluation or, without `phase`, that none is."""
         status = f"{phase}, {duration(left_s)} left" if left_s is not None else f"{phase}…"
         self.button.setText("Stop" if phase else "Evaluate")
         configure(self.bar, visible=bool(phase), value=round(self.bar.maximum() * (done or 0.0)))
@@ -163,13 +162,11 @@ class EvaluatePage(QWidget):
         self._on_run_changed()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
         self.tables.setSizes([round(FIGURES_SHARE * self.width()), round((1 - FIGURES_SHARE) * self.width())])
         detail = max(theme.scaled(DETAIL), self.height() // 4)
         self.parts.setSizes([self.height() - detail, detail])
 
     def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
         self._on_run_changed()
 
     def _on_run_changed(self) -> None:

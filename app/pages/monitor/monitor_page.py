@@ -129,7 +129,6 @@ class MonitorPage(QWidget):
         self._refresh()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
         if self._run is not None:
             self._show_ranks(self._run)
             self._fit_height(self._run)
@@ -137,7 +136,6 @@ class MonitorPage(QWidget):
         self.findings.show_run(self._run, self._beside_charts)
 
     def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
         self._refresh()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:

@@ -83,7 +83,6 @@ class MetricTile(QFrame):
         return self._caption.text()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
         self._fit()
 
     def _fit(self) -> None:
@@ -234,12 +233,10 @@ class LogView(QFrame):
         bar.setValue(bar.maximum())
 
     def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
         self._timer.start()
         self.read_on()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        super().hideEvent(event)
         self._timer.stop()
 
 
@@ -383,7 +380,6 @@ class HealthCards(QFrame):
             )
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
         self._fit()
 
     def show_run(self, run: Run | None, beside: Sequence[QWidget] = ()) -> None:

@@ -174,8 +174,6 @@ class SteeringPanel(QDialog):
 
 
 class RunSteering(QObject):
-    """Opens the panel over the run on show."""
-
     def __init__(self, session: Session, parent: QWidget) -> None:
         super().__init__(parent)
         self._session, self._parent = session, parent

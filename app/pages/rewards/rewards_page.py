@@ -123,13 +123,11 @@ class RewardsPage(QWidget):
         self._show()
 
     def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
         self.source.show_runs([run.path for run in all_runs() if run.completions.exists()])
         if self.bench.stale:
             self.bench.score_quietly()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
         self.results.fit(self.height())
         self._show_views()
 

@@ -221,7 +221,6 @@ class SharedPromptPanel(QWidget):
         self.refresh()
 
     def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
         self.refresh()
 
     def refresh(self) -> None:
@@ -257,8 +256,6 @@ class SharedPromptPanel(QWidget):
 
 
 class CompareView(QWidget):
-    """Shows the runs passed to `compare`; `update_records` keeps states and titles current."""
-
     closed = Signal()
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
@@ -301,7 +298,6 @@ class CompareView(QWidget):
         set_tab_order(self.back, self.shown, self.smoothing, *self.axis.buttons.values())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
         self._fit_legend()
         wide = self.width() >= theme.scaled(WIDE)
         orientation = Qt.Orientation.Horizontal if wide else Qt.Orientation.Vertical
@@ -339,7 +335,6 @@ class CompareView(QWidget):
             self.comparison = None
 
     def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
         self.refresh()
 
     def _on_news(self) -> None:

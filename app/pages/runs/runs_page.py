@@ -140,7 +140,6 @@ class RunsPage(QWidget):
         return self._comparison
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
         beside = self.width() >= theme.scaled(BESIDE)
         orientation = Qt.Orientation.Horizontal if beside else Qt.Orientation.Vertical
         if self.parts.orientation() != orientation or event.oldSize().width() < 0:
@@ -161,12 +160,10 @@ class RunsPage(QWidget):
         self._details_card.setVisible(self.details_button.isChecked() and (beside or fits))
 
     def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
         self.refresh()
         self._refresh_timer.start()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        super().hideEvent(event)
         self.details.save()
         self._refresh_timer.stop()
         self.runs.timer.stop()

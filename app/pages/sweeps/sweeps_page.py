@@ -324,7 +324,6 @@ class SweepsPage(QWidget):
         return card(fields)
 
     def showEvent(self, event: QShowEvent) -> None:
-        super().showEvent(event)
         self.session.time_forecast.refresh()
         self.session.dataset.watch(self, count_all=False)
         if not self._follows_data:  # the first time: the dataset starts a process
@@ -337,7 +336,6 @@ class SweepsPage(QWidget):
         self._show_results()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        super().hideEvent(event)
         self.session.dataset.unwatch(self)
         self.sweeps.watch(False)
 

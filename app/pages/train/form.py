@@ -221,7 +221,6 @@ class Essentials(QWidget):
                 self._flow()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
         if self._fields and (event.size().width() < theme.scaled(ROOMY)) != self._is_narrow:
             self._flow()
 
@@ -287,7 +286,6 @@ class FieldGrid(QWidget):
         return list(starts.values())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
         spacing = 2 * theme.SPACE
         columns = max(1, min(MAX_COLUMNS, (self.width() + spacing) // (theme.scaled(COLUMN) + spacing)))
         if columns != self._columns:

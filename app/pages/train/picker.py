@@ -501,7 +501,6 @@ class Picking(QObject):
         self.pick(field.setting.kind, field.take, field.near())
 
     def pick(self, kind: str, take: Callable[[str], object], near: Path | None = None) -> None:
-        """Open the picker of this kind; `take` gets the chosen id or path."""
         if kind not in self._pickers:
             self._pickers[kind] = Picker(kind, self.session, self._page.window())
         of_kind = [field.value() for field in self._fields.values() if field.setting.kind == kind]

@@ -398,7 +398,6 @@ class RewardPanel(QWidget):
         editor.open()
 
     def _take_arguments(self, old: str, new: str) -> None:
-        """Replace an entry by another; "" is none."""
         weights = {new if row.entry.name == old else row.entry.name: row.weight for row in self.model.ticked}
         weights.setdefault(new, 1.0)
         weights.pop("", None)
@@ -469,7 +468,6 @@ class RewardArguments(QWidget):
         return [*self.fields.values(), *(each for each in more if each.isVisibleTo(self))]
 
     def show_entry(self, entry: RewardEntry | None) -> None:
-        """Show this function; None hides the widget."""
         if entry == self._entry:
             return
         self._entry = entry

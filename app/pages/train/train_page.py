@@ -184,7 +184,6 @@ class TrainPage(QWidget):
         self.when_built(partial(self.show_density, key))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
         is_narrow = self.width() < theme.scaled(ROOMY)
         self.launch.setFixedWidth(theme.scaled(launch_column.NARROW_WIDTH if is_narrow else launch_column.WIDTH))
 
