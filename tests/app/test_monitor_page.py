@@ -289,10 +289,10 @@ def test_log_being_read(page: MonitorPage, show_run, tmp_path: Path, session: Se
 
 def test_several_machines(tmp_path: Path, page: MonitorPage, show_run, monkeypatch) -> None:
     show_run(made_up_runs.make_run(tmp_path / "alone", steps=3, total=3))
-    assert page.ranks.card.isHidden()
+    assert page.ranks_card.isHidden()
     assert not [chart.title for chart in page.grid.plots if "each rank" in chart.title and chart.isVisible()]
     show_run(made_up_runs.make_run(tmp_path / "three", steps=3, total=3, ranks=3, ending="failed", lost_rank=2))
-    assert page.ranks.card.isVisible()
+    assert page.ranks_card.isVisible()
     cells = table_texts(page.ranks.model())
     assert [row[1] for row in cells] == ["anna-mbp.local", "studio.local", "air.local"]
     assert [row[-1] for row in cells] == ["", "", "Lost"]

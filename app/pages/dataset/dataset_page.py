@@ -158,7 +158,8 @@ class DatasetPage(QWidget):
         configure(dataset, changed=self._show_all, counts_changed=self._show_counts, variety_changed=self._show_variety)
         configure(dataset, rows_replaced=self._show_rows)
         self.counts.other.clicked.connect(self._show_about)
-        configure(self.table, chosen=lambda: self._rest_timer.start(), selected=self._show_enabled)
+        rows = self.table.selectionModel()
+        configure(rows, currentRowChanged=lambda: self._rest_timer.start(), selectionChanged=self._show_enabled)
         QShortcut(QKeySequence.StandardKey.Refresh, self, lambda: dataset.refresh(again=True))
         self._show_all()
         self._show_rows()  # for the line on Train they may have been read before this page was built

@@ -167,9 +167,6 @@ class RowModel(RowsModel):
 
 
 class RowTable(BaseTable):
-    chosen = Signal(int)  # row
-    selected = Signal()
-
     def __init__(self, model: RowModel) -> None:
         super().__init__(model=model, name="Rows of the dataset", textElideMode=Qt.TextElideMode.ElideRight)
         self._rows, self._placeholder = model, ""
@@ -177,8 +174,6 @@ class RowTable(BaseTable):
         # Not ResizeToContents, which would read up to 1,000 rows and so request chunks that are not visible.
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         self.horizontalHeader().setMinimumSectionSize(48)
-        self.selectionModel().currentRowChanged.connect(lambda now, _: now.isValid() and self.chosen.emit(now.row()))
-        self.selectionModel().selectionChanged.connect(lambda: self.selected.emit())
         self.setItemDelegate(CellDelegate(PICTURES_ROLE, draw_pictures, self))
         pictures().arrived.connect(self.viewport().update)
         model.columnsInserted.connect(self.fit_columns)

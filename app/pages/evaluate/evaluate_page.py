@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from PySide6.QtCore import QPointF, QRect, QRectF, Qt, Signal
+from PySide6.QtCore import QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QFont, QPainter, QPen, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QHeaderView, QSizePolicy, QWidget
 
@@ -129,7 +129,8 @@ class EvaluatePage(QWidget):
         self.how = ElidedLabel()
         self.kind = Segments(KINDS, "Prompts")
         self.figures_model, self.row_model = FigureModel(self), PromptRowModel(self)
-        self.figures, self.rows = FiguresTable(self.figures_model), PromptRowTable(self.row_model)
+        self.row_model.show_lines([], "all")
+        self.figures, self.rows = FiguresTable(self.figures_model), BaseTable(model=self.row_model, name="Prompts")
         figures = column(row(self.decoding, (self.how, 1)), (self.figures.in_card(), 1), spacing=6)
         rows = column(row(self.kind, None), (self.rows.in_card(), 1), spacing=6)
         self.tables = splitter(holder(figures), holder(rows), minimumHeight=theme.scaled(LEAST_TABLES))
@@ -154,7 +155,7 @@ class EvaluatePage(QWidget):
         self.form.hold_out.clicked.connect(lambda: session.message.emit(HELD_OUT_NEXT))
         self.form.button.clicked.connect(lambda: self.start() if evaluations.running is None else evaluations.stop())
         self.picker.activated.connect(lambda: evaluations.refresh(self.picker.currentData()))
-        self.rows.chosen.connect(self._show_row)
+        self.rows.selectionModel().currentRowChanged.connect(lambda now, _: now.isValid() and self._show_row(now.row()))
         evaluations.listed_changed.connect(self._show_listed)
         connect(self._show_rows, self.kind.chosen, evaluations.rows_changed)
         connect(self._show_running, evaluations.running_changed, session.run_state_changed)
@@ -299,11 +300,15 @@ class EvaluatePage(QWidget):
             self.kind.show_word(key, f"{word} {count:,}" if lines else word)
             self.kind.set_shown(key, key == "all" or has_both)
         self.row_model.show_lines(lines, self.kind.key)
+        for place in (ROW_BEFORE, ROW_CHANGE):
+            self.rows.setColumnHidden(place, not self.row_model.has_both_sides)
         keys = [each.key for each in self.evaluations.rows]
         at = next((at for at, line in enumerate(self.row_model.rows) if keys[line.place] == self._wanted), -1)
-        if at >= 0:
-            self._wanted = ()
-            self.rows.selectRow(at)
+        self._wanted = () if at >= 0 else self._wanted
+        if self.row_model.rows:
+            self.rows.selectRow(max(0, at))
+        else:
+            self._show_row(-1)
 
     def show_prompt(self, prompt: tuple[str, ...]) -> None:
         if (found := self.evaluations.with_prompt(prompt)) is None:
@@ -314,9 +319,9 @@ class EvaluatePage(QWidget):
         self._wanted = prompt  # at last: each of these shows the rows anew, the first one selected
         self._show_rows()
 
-    def _show_row(self, place: int) -> None:
-        rows = self.evaluations.rows
-        shown = self.evaluations.row(rows[place]) if 0 <= place < len(rows) else None
+    def _show_row(self, at: int) -> None:
+        rows, lines = self.evaluations.rows, self.row_model.rows
+        shown = self.evaluations.row(rows[lines[at].place]) if at >= 0 else None
         sides = (shown[self._decoding_name] or {}) if shown is not None else {}
         self.detail.show_row(shown, dict(sides))  # pyright: ignore[reportArgumentType]
 
@@ -539,21 +544,3 @@ class PromptRowModel(RowsModel):
 
     def colour(self, row: RowLine, column: int) -> Any:
         return advantage_colour(row.change) if column == ROW_CHANGE else super().colour(row, column)
-
-
-class PromptRowTable(BaseTable):
-    chosen = Signal(int)  # place of a row
-
-    def __init__(self, model: PromptRowModel) -> None:
-        model.show_lines([], "all")
-        super().__init__(model=model, name="Prompts")
-        self.selectionModel().currentRowChanged.connect(
-            lambda current, _: current.isValid() and self.chosen.emit(model.rows[current.row()].place)
-        )
-
-        def on_reset() -> None:
-            for place in (ROW_BEFORE, ROW_CHANGE):
-                self.setColumnHidden(place, not model.has_both_sides)
-            self.selectRow(0) if model.rows else self.chosen.emit(-1)
-
-        model.modelReset.connect(on_reset)

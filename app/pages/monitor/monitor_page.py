@@ -9,7 +9,7 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
 from app import theme
-from app.pages.monitor.panels import HealthCards, LogView, MetricTile, RankTable
+from app.pages.monitor.panels import HealthCards, LogView, MetricTile, RankModel
 from app.pages.monitor.steering import RunSteering
 from app.state import charts
 from app.state.charts import CHARTS, Curve, column_names
@@ -27,6 +27,7 @@ from app.widgets.basic.dialogs import open_link, open_path
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip
 from app.widgets.basic.layout import column, configure, holder, row, set_shown, set_tab_order, show_all, stack
 from app.widgets.basic.number_format import MINUS, dollars, duration, signed
+from app.widgets.basic.tables import BaseTable
 from app.widgets.charts.chart_grid import (
     SMOOTHING,
     ChartContent,
@@ -73,8 +74,9 @@ LOW_PAGE = 660
 """Height of the page below which it leaves out what the charts say too."""
 PHASES_OF_JOB = {"loading": "starting the job", "waiting": "waiting for a machine"}
 TWO_UPDATES = "Set Updates per rollout to 2 in the form"
-ROOM_FOR_RANKS = 620
-"""Height of the page from which it has a table of the machines: in a low window the charts need the room."""
+ROOM_FOR_RANKS, MOST_RANKS = 620, 4
+"""Height of the page from which it has a table of the machines, and the rows that are shown without scrolling: the
+charts need the room."""
 
 
 class MonitorPage(QWidget):
@@ -96,7 +98,9 @@ class MonitorPage(QWidget):
         self.findings = HealthCards(session, self)
         self.verdict = ResultCard()
         self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
-        self.ranks = RankTable()
+        self.rank_model = RankModel(self)
+        self.ranks = BaseTable(model=self.rank_model, name="Machines of the run", resizable=True)
+        self.ranks_card = self.ranks.in_card()
         self.grid = RunCharts(session)
         self.log = LogView()
         tip = "Change settings of this run from its next step on"
@@ -105,11 +109,11 @@ class MonitorPage(QWidget):
             self.header.tools.addWidget(tool)
 
         tile_row = self._tile_row = holder(row(*((tile, 1) for tile in self.tiles.values())))
-        parts = (self.header, self._job_row, self.note, self.verdict, tile_row, self.ranks.card, self.log)
+        parts = (self.header, self._job_row, self.note, self.verdict, tile_row, self.ranks_card, self.log)
         self._beside_charts = parts
         right = (0, 0, theme.GUTTER, 0)  # the grid has none: its scroll bar is in the gutter
         head = (self.header, self._job_row, self.note)
-        above = column(*head, self.findings, self.verdict, tile_row, self.ranks.card, margins=right)
+        above = column(*head, self.findings, self.verdict, tile_row, self.ranks_card, margins=right)
         margins = (theme.GUTTER, theme.GUTTER, 0, theme.GUTTER)
         content = column(above, (self.grid, 1), column(self.log, margins=right), margins=margins)
         self._stack = stack(self.nothing, holder(content), into=self)
@@ -216,7 +220,11 @@ class MonitorPage(QWidget):
 
     def _show_ranks(self, run: Run) -> None:
         has_room = self.height() >= theme.scaled(ROOM_FOR_RANKS)
-        self.ranks.show_ranks(ranks_of(run.data.started, run.data.ending, run.data.steps.latest) if has_room else [])
+        ranks = ranks_of(run.data.started, run.data.ending, run.data.steps.latest) if has_room else []
+        set_shown(self.ranks_card, bool(ranks))
+        if ranks != self.rank_model.rows:
+            self.rank_model.set_rows(ranks)
+        self.ranks.fit_rows(MOST_RANKS, 4)
 
     def _fit_height(self, run: Run) -> None:
         is_low = self._is_low = self.height() < theme.scaled(LOW_PAGE)

@@ -26,15 +26,13 @@ from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label, plain_tip
 from app.widgets.basic.layout import TabArea, clear_layout, column, configure, holder, paint_edge, row, set_shown
 from app.widgets.basic.number_format import DASH, MINUS, THIN, counted, figure, finite, signed
-from app.widgets.basic.tables import BaseTable, Column, RowsModel
+from app.widgets.basic.tables import Column, RowsModel
 from backend.config.config import SETTINGS
 from backend.trainer.health.rules import RULES
 from backend.trainer.health.watch import Episode
 from backend.utils.files import open_regular
 from backend.utils.text import as_in_a_terminal
 
-MOST_RANKS = 4
-"""Rows that are shown without scrolling: the charts need the room."""
 MAX_READ = 64 << 10
 """Bytes read at a time."""
 FOLDED = 2
@@ -141,21 +139,6 @@ class RankModel(RowsModel):
         where = f"at {info.address}" if info.address else "this machine" if info.rank == 0 else ""
         lines = (where, ", ".join(map(" ".join, versions)), f"Its output: {info.log}" if info.log else "")
         return plain_tip("\n".join(filter(None, lines)))
-
-
-class RankTable(BaseTable):
-    def __init__(self) -> None:
-        self._ranks = RankModel()
-        super().__init__(model=self._ranks, name="Machines of the run", resizable=True)
-        self._ranks.setParent(self)
-        self.card = self.in_card()
-        self.card.hide()
-
-    def show_ranks(self, ranks: Sequence[RankNow]) -> None:
-        set_shown(self.card, bool(ranks))
-        if list(ranks) != self._ranks.rows:
-            self._ranks.set_rows(ranks)
-        self.fit_rows(MOST_RANKS, 4)
 
 
 class LogView(QFrame):

@@ -127,36 +127,6 @@ def draw_histogram(painter: QPainter, cell: QRect, shown: tuple[Sequence[float],
             painter.fillRect(bar, colour)
 
 
-class BenchFunctionTable(BaseTable):
-    error_requested = Signal(object)  # function's row
-
-    def __init__(self, model: BenchFunctionModel) -> None:
-        no_bar, edit = Qt.ScrollBarPolicy.ScrollBarAlwaysOff, QAbstractItemView.EditTrigger
-        edits = edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed
-        name = "Reward functions and their scores"
-        super().__init__(model=model, name=name, editTriggers=edits, horizontalScrollBarPolicy=no_bar)
-        self._model = model
-        self._max_rows = 6
-        self.setItemDelegateForColumn(SCORES, CellDelegate(HISTOGRAM_ROLE, draw_histogram, self))
-        self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self, is_framed=True))
-        model.modelReset.connect(lambda: self.fit_rows(self._max_rows))
-        connect(self._show_error, self.clicked, self.activated)
-
-        # Return in the editor reaches the table too.
-        def is_free() -> bool:
-            return self.state() != self.State.EditingState
-
-        self.activated.connect(lambda index: is_free() and self.edit(index.siblingAtColumn(WEIGHT)))
-
-    def show_at_most(self, rows: int) -> None:
-        self._max_rows = rows
-        self.fit_rows(rows)
-
-    def _show_error(self, index: QModelIndex) -> None:
-        if self._model.rows[index.row()]["error"]:
-            self.error_requested.emit(self._model.rows[index.row()])
-
-
 class FindingsCard(QFrame):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -189,12 +159,21 @@ class FindingsCard(QFrame):
 
 
 class BenchResults(QWidget):
+    error_requested = Signal(object)  # of a function
+
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         below = QWidget(self)
-        self.verdict = FindingsCard(self)
+        self.verdict, self._most_rows = FindingsCard(self), 6
         self.functions, self.completions = BenchFunctionModel(self), CompletionModel(self, is_brief=True)
-        self.board = BenchFunctionTable(self.functions)
+        no_bar, edit = Qt.ScrollBarPolicy.ScrollBarAlwaysOff, QAbstractItemView.EditTrigger
+        edits = edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed
+        board = self.board = BaseTable(model=self.functions, name="Reward functions and their scores")
+        configure(board, editTriggers=edits, horizontalScrollBarPolicy=no_bar, activated=self._edit_weight)
+        board.setItemDelegateForColumn(SCORES, CellDelegate(HISTOGRAM_ROLE, draw_histogram, board))
+        board.setItemDelegateForColumn(WEIGHT, WeightDelegate(board, is_framed=True))
+        self.functions.modelReset.connect(lambda: board.fit_rows(self._most_rows))
+        connect(self._show_error, board.clicked, board.activated)
         self.table = CompletionTable(self.completions, max_score_width=54, min_text_width=150)
         text = "Sample a few completions to see the scores of each function and how much the groups differ."
         empty = EmptyState("Try the rewards before training", text, "", theme.heading_font())
@@ -203,7 +182,16 @@ class BenchResults(QWidget):
 
     def fit(self, height: int) -> None:
         height = round(height / theme.text_scale())
-        self.board.show_at_most(3 if height < SHORT else 5 if height < TALL else 8)
+        self._most_rows = 3 if height < SHORT else 5 if height < TALL else 8
+        self.board.fit_rows(self._most_rows)
+
+    def _show_error(self, index: QModelIndex) -> None:
+        if error := self.functions.rows[index.row()]["error"]:
+            self.error_requested.emit(error)
+
+    def _edit_weight(self, index: QModelIndex) -> None:
+        if self.board.state() != BaseTable.State.EditingState:  # Return in the editor reaches the table too
+            self.board.edit(index.siblingAtColumn(WEIGHT))
 
     def show_bench(self, bench: RewardBench) -> None:
         self._stack.setCurrentIndex(1 if bench.groups else 0)

@@ -108,13 +108,8 @@ class RewardsPage(QWidget):
         self.views.chosen.connect(lambda key: key == "judges" and self.check.count())
         self.label_line.kept.connect(self._keep_label)
         self.results.table.chosen.connect(self._choose)
-        self.results.board.error_requested.connect(lambda function: self._show_error(function["error"], go=True))
-
-        # Without those of environments, which come after.
-        def shown() -> int:
-            return len(self.draft.valid_values()["reward_functions"])
-
-        self.results.functions.weighed.connect(lambda each: self.draft.set("reward_weights", each[: shown()]))
+        self.results.error_requested.connect(partial(self._show_error, go=True))
+        self.results.functions.weighed.connect(self._weigh)
         self.panel.opened.connect(lambda name: self.views.show_word("file", name or VIEWS["file"]))
         self.panel.opened.connect(lambda _: self._show_enabled())
         configure(session, reward_rows_requested=self._sample_rows, reward_line_requested=self._show_line)
@@ -218,6 +213,10 @@ class RewardsPage(QWidget):
             self._show_judges()
         if key in ("", "group_size"):
             self.source.show_size(int(self.draft.valid_values()["group_size"]))
+
+    def _weigh(self, weights: list[float]) -> None:
+        count = len(self.draft.valid_values()["reward_functions"])  # without those of environments, which come after
+        self.draft.set("reward_weights", weights[:count])
 
     def sample(self) -> None:
         self.source.sources.choose("model")
