@@ -127,7 +127,7 @@ class DatasetPage(QWidget):
         self.details = button("Details", lambda: show_details(UserError(dataset.faults).traceback, self), tip=tip)
         self.allow_button = button("Allow the map function…", self.allow_map_function, tip=ALLOW)
         parts = self.parts = QSplitter(Qt.Orientation.Horizontal, body, childrenCollapsible=False, handleWidth=12)
-        self.detail = RowDetail(parts)
+        self.detail = RowDetail(dataset, parts)
         buttons = (self.details, self.allow_button, self.try_button)
         head = row(self.shown, self.which, self.difficulty, None, *buttons, spacing=6, margins=(8, 4, 4, 0))
         parts.insertWidget(0, card(column(head, (self.table, 1), spacing=4, margins=4)))
@@ -200,8 +200,9 @@ class DatasetPage(QWidget):
         missing = self.session.consent.code.missing(self._mapping_settings())
         self.allow_button.setVisible(bool(self.draft.value("map_function") and missing))
         self._show_enabled()
-        self.model.set_prompt_limit(dataset.prompt_limit)
-        self.detail.set_prompt_limit(dataset.prompt_limit)
+        self.model.prompt_limit = dataset.prompt_limit
+        self.model.repaint()
+        self.detail.show_facts()
 
     def _show_problems(self) -> None:
         self.details.setVisible(bool(UserError(self.dataset.faults).traceback))
@@ -296,10 +297,10 @@ class DatasetPage(QWidget):
         self._generation += 1
         rows = range(dataset.splits.get(dataset.split, {}).get("rows", 0))
         numbers = self._by_difficulty[kind] if kind else rows
-        self.model.show_rows(numbers, self._columns() if numbers else [], dataset.prompt_limit)
+        self.model.show_rows(numbers, self._columns() if numbers else [])
         self.table.reset_view(self._placeholder())
         if not numbers:
-            self.detail.show_row(0, None, dataset.prompt_limit)
+            self.detail.show_row(0, None)
         self._show_enabled()  # a model reset drops the selection without a signal
 
     def _columns(self) -> list[DataColumn]:
@@ -353,7 +354,7 @@ class DatasetPage(QWidget):
             # A first answer comes while the tokenizer is loading; the request then stays pending for the second.
             self._row_request = self._row_request if answer and answer.get("loading") else 0
             if answer is not None and generation == self._generation:
-                self.detail.show_row(index, answer, self.dataset.prompt_limit)
+                self.detail.show_row(index, answer)
 
         self._row_request = self.dataset.request("preview_row", show, self, in_parts=True, index=index)
 

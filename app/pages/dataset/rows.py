@@ -14,6 +14,7 @@ from PySide6.QtGui import QFont, QPainter, QPaintEvent, QTextCharFormat, QTextCu
 from PySide6.QtWidgets import QFrame, QHeaderView, QTextEdit, QWidget
 
 from app import theme
+from app.state.dataset import Dataset
 from app.theme import CELL_PADDING
 from app.widgets.basic.controls import ElidedLabel, Segments
 from app.widgets.basic.labels import label, plain_tip, show_text
@@ -61,7 +62,7 @@ class RowModel(RowsModel):
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.columns, self._prompt_limit = [], 0
+        self.columns, self.prompt_limit = [], 0  # most tokens of a prompt
         self.pictures: dict[int, Sequence[str]] = {}  # paths of a row's pictures, by its place in `numbers`
         self.numbers: Sequence[int] = ()  # of the dataset's rows, in the order shown
         self.solved: Mapping[int, str] = {}  # “3 of 8”, by row of the dataset
@@ -71,20 +72,16 @@ class RowModel(RowsModel):
         # Requested after a pause: while the scroll bar is dragged, only the chunk where it comes to rest is needed.
         self._request_timer = configure(QTimer(self, singleShot=True, interval=20), timeout=self._request)
 
-    def show_rows(self, numbers: Sequence[int], columns: Sequence[DataColumn], prompt_limit: int) -> None:
-        """Show other rows of a dataset, none of them fetched yet. `prompt_limit`: most tokens of a prompt."""
+    def show_rows(self, numbers: Sequence[int], columns: Sequence[DataColumn]) -> None:
+        """Show other rows of a dataset, none of them fetched yet."""
         self.beginResetModel()
         figures = [Column("Row", is_figure=True), Column("Tokens", is_figure=True)]
         figures += [Column("Solved", is_figure=True)] if self.solved else []
-        self.columns, self._prompt_limit = [*figures, *columns] if columns else [], prompt_limit
+        self.columns = [*figures, *columns] if columns else []
         self.numbers, self.rows = numbers, range(len(numbers))
         for held in (self._chunks, self._requested, self._missing, self.pictures):
             held.clear()
         self.endResetModel()
-
-    def set_prompt_limit(self, prompt_limit: int) -> None:
-        self._prompt_limit = prompt_limit
-        self.repaint()
 
     def forget(self) -> None:
         for start in list(self._chunks)[:-MAX_REQUESTS]:  # the most recently used chunks are those on screen
@@ -152,7 +149,7 @@ class RowModel(RowsModel):
 
     def colour(self, row: int, column: int) -> str:
         if column == TOKENS and (held := self.held(row)) is not None:
-            return "warning" if held[1] is not None and held[1] > self._prompt_limit else "muted"
+            return "warning" if held[1] is not None and held[1] > self.prompt_limit else "muted"
         about = self.columns[column]
         return "text" if isinstance(about, DataColumn) and about.use else "muted"
 
@@ -233,11 +230,11 @@ class RowTable(BaseTable):
 
 
 class RowDetail(QFrame):
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, dataset: Dataset, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
+        self._dataset = dataset
         self._preview: Mapping[str, Any] | None = None
-        self._prompt_limit = 0
         self.title = label(font=theme.heading_font())
         self.about = ElidedLabel(font=theme.figures_font(12))
         self.note = label(font=theme.caption_font(), role="problem", wrap=True, selectable=True)
@@ -251,18 +248,14 @@ class RowDetail(QFrame):
         self._draw()
         theme.signals.changed.connect(self._draw)
 
-    def show_row(self, index: int, preview: Mapping[str, Any] | None, prompt_limit: int) -> None:
-        """Show row `index` (from 0), None for nothing; `prompt_limit`: most tokens of a prompt."""
-        self._preview, self._prompt_limit = preview, prompt_limit
+    def show_row(self, index: int, preview: Mapping[str, Any] | None) -> None:
+        """Show row `index` (from 0), None for nothing."""
+        self._preview = preview
         self.title.setText(f"Row {index + 1:,}" if preview is not None else "")
         self._draw()
 
-    def set_prompt_limit(self, prompt_limit: int) -> None:
-        self._prompt_limit = prompt_limit
-        self._show_facts()
-
-    def _show_facts(self) -> None:
-        preview, limit = self._preview or {}, self._prompt_limit
+    def show_facts(self) -> None:
+        preview, limit = self._preview or {}, self._dataset.prompt_limit
         tokens = preview.get("tokens")
         parts = [] if tokens is None else [f"{counted(tokens, 'token')} of {max(0, limit):,}"]
         pictures = preview.get("images", ())
@@ -284,7 +277,7 @@ class RowDetail(QFrame):
         show_text(self.note, "\n".join(notes))
 
     def _draw(self) -> None:
-        self._show_facts()
+        self.show_facts()
         self.pane.clear()
         if (preview := self._preview) is None:
             return

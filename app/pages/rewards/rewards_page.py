@@ -68,7 +68,6 @@ class RewardsPage(QWidget):
         bench = self.bench = session.reward_bench
         self.setAcceptDrops(True)
         self._narrow: bool | None = None
-        self._line: tuple[dict[str, Any], dict[str, Any] | None] | None = None
         # Widgets are created in the order of Tab, with their final parent: Qt would restyle all that are moved later.
         self.views = Segments(VIEWS, "Show", self, chosen=self._show_views)
         self.again = button("Score again", bench.score, tip="Ctrl+Return", parent=self)
@@ -184,11 +183,11 @@ class RewardsPage(QWidget):
         self._show_error({"file": str(file.resolve()), "line": line, "sentence": sentence, "frames": []}, go=True)
 
     def enabled_actions(self) -> dict[str, bool]:
-        bench, completion = self.bench, self._line[1] if self._line else None
+        bench, line = self.bench, self.results.table.current_line
         return {
             "score": bool(bench.groups),
             "cancel": bool(bench.busy),
-            "keep_case": completion is not None and bench.reward_file is not None,
+            "keep_case": line is not None and line.completion is not None and bench.reward_file is not None,
             "drop_case": bool(bench.cases),
             "save_file": self.panel.file is not None,
         }
@@ -200,7 +199,6 @@ class RewardsPage(QWidget):
         self.enabled_actions_changed.emit(enabled_actions)
 
     def _choose(self, group: dict[str, Any], completion: dict[str, Any] | None) -> None:
-        self._line = (group, completion)
         self.detail.show_completion(group, completion)
         self._show_enabled()
 
@@ -228,8 +226,9 @@ class RewardsPage(QWidget):
         self.sample()
 
     def keep_case(self) -> None:
-        if self._line is not None and self._line[1] is not None:
-            self.bench.keep_case(self._line[0], self._line[1])
+        line = self.results.table.current_line
+        if line is not None and line.completion is not None:
+            self.bench.keep_case(line.row, line.completion)
 
     def _show_judges(self) -> None:
         has_any = bool(self.check.models)
@@ -239,8 +238,9 @@ class RewardsPage(QWidget):
             self.check.count() if has_any else self.views.choose("completion")
 
     def _keep_label(self, name: str, score: float) -> None:
-        if self._line is not None and self._line[1] is not None:
-            self.check.keep(name, self._line[0], self._line[1]["text"], score)
+        line = self.results.table.current_line
+        if line is not None and line.completion is not None:
+            self.check.keep(name, line.row, line.completion["text"], score)
             lines, current = self.results.completions.rows, self.results.table.currentIndex().row()
             following = (i for i in range(current + 1, len(lines)) if lines[i].completion is not None)
             self.results.table.selectRow(next(following, current))

@@ -117,7 +117,6 @@ class VariedRows(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.offered = offered_settings()
-        self._is_random = False
         self.rows: list[VariedRow] = []
         self.add_button = button("Add a setting", self.add_next)
         self._column = column((self.add_button, 0, Qt.AlignmentFlag.AlignLeft), into=self)
@@ -126,7 +125,6 @@ class VariedRows(QWidget):
         added = VariedRow(self, key, text, draw)
         self.rows.append(added)
         self._column.insertWidget(len(self.rows) - 1, added)
-        self.show_draws(self._is_random)
         self.edited.emit()
         return added
 
@@ -139,11 +137,9 @@ class VariedRows(QWidget):
         self.rows.remove(removed)
         removed.hide()
         removed.deleteLater()  # its button is what is being handled
-        self.show_draws(self._is_random)
         self.edited.emit()
 
     def show_draws(self, is_random: bool) -> None:
-        self._is_random = is_random
         for each in self.rows:
             set_shown(each.draw, is_random)
             each.remove.setEnabled(len(self.rows) > 1)

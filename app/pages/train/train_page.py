@@ -69,7 +69,6 @@ class TrainPage(QWidget):
         form.essentials.foot.addWidget(self.chips)
         self._rest_timer = configure(QTimer(self, singleShot=True, interval=SETTLE_MS), timeout=self._show_problems)
         self._build_timer = configure(QTimer(self, interval=0), timeout=self._build_next)
-        self._memory = ""
         self.banner = card(column(label(DEMO, wrap=True), margins=MARGINS), "banner")
         self.file_problems, self.translated_file = FileProblemsPanel(self.draft), TranslatedFileBanner(self.draft)
         for notice in (self.file_problems, self.translated_file, self.banner):
@@ -218,7 +217,8 @@ class TrainPage(QWidget):
         seconds = self.session.time_forecast.seconds_per_completion(self.draft.valid_values())
         holds_out = self.dataset.state != "ready" or "valid" in self.dataset.splits
         settings = self.draft.sound_config()
-        texts = summary(settings, seconds, self._memory), details(settings, holds_out=holds_out)
+        memory = amount(parts.total) if (parts := self.launch.memory.memory_parts) is not None else ""
+        texts = summary(settings, seconds, memory), details(settings, holds_out=holds_out)
         self.launch.show_plan(*texts, self.draft.command_text(), self.draft.short_command())
         self._show_edited()
 
@@ -240,9 +240,7 @@ class TrainPage(QWidget):
         self.form.show_problems((each for each in problems if each.setting != "reward_functions"), warnings)
         self.launch.show_problems(self.file_problems.show_problems(problems), warnings)
         set_shown(self.dataset_line, all(each.setting != "data" for each in problems))
-        memory_parts = self.session.starter.memory_parts()
-        self._memory = amount(memory_parts.total) if memory_parts is not None else ""
-        self.launch.memory.show_memory(memory_parts)
+        self.launch.memory.show_memory(self.session.starter.memory_parts())
         self._show_plan()
 
     def _import_adapter(self, field: AdapterField, folder: str) -> None:
