@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QApplication, QToolTip
 
 from app.state.charts import CHARTS, column_names
 from app.state.run_state import Mark
-from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid, ZoomButton
+from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.curves import Trace, axis_range, exponential_average, thin
 from app.widgets.charts.plot import Plot, table_text
 from backend.runs.metric_names import our_name
@@ -224,10 +224,11 @@ def test_dragging_zooms_every_plot_and_the_ways_back(qtbot, grid: ChartGrid) -> 
 
 def test_all_charts_with_data_become_files(grid: ChartGrid, tmp_path: Path, monkeypatch) -> None:
     messages: list[str] = []
-    export = ChartExport(grid, lambda: "my-run", messages.append)
+    grid.run_name = "my-run"
+    grid.reported.connect(messages.append)
     monkeypatch.setattr("app.widgets.charts.chart_grid.open_folder", lambda *_: tmp_path)
     for format in ("png", "svg", "csv"):
-        export.save_all(format)
+        grid.save_all(format)
     names = sorted(path.name for path in tmp_path.glob("my-run-*"))
     assert names == [f"my-run-{chart}.{format}" for chart in ("kl", "scores") for format in ("csv", "png", "svg")]
     assert messages == [f"Saved 2 charts in {tmp_path.name}."] * 3
@@ -236,7 +237,7 @@ def test_all_charts_with_data_become_files(grid: ChartGrid, tmp_path: Path, monk
     texts = " ".join(ElementTree.parse(tmp_path / "my-run-scores.svg").getroot().itertext())
     assert all(text in texts for text in ("Scores", "score", "step", "One", "Two")), "title, axes and legend, as text"
     monkeypatch.setattr("app.widgets.charts.chart_grid.open_folder", lambda *_: tmp_path / "missing")
-    export.save_all("csv")
+    grid.save_all("csv")
     assert len(messages) == 4 and "cannot be written" in messages[3]
 
 

@@ -252,9 +252,9 @@ def test_marks_and_resume(qtbot, page: MonitorPage, show_run, tmp_path: Path, se
     ]
     reward = plot(page, "Reward")
     assert len(reward.marks) == 5
-    page.grid.menu.marks.setChecked(False)
+    page.grid.marks.setChecked(False)
     qtbot.waitUntil(lambda: len(reward.marks) == 0)
-    page.grid.menu.marks.setChecked(True)
+    page.grid.marks.setChecked(True)
     qtbot.waitUntil(lambda: len(reward.marks) == 5)
     with folder.events.open("rb+") as file:
         file.truncate(size)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer
-from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QWidget
+from PySide6.QtGui import QActionGroup, QKeyEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QMenu, QWidget
 
 from app import theme
 from app.pages.monitor.panels import HealthCards, LogView, MetricTile, RankModel
 from app.pages.monitor.steering import RunSteering
 from app.state import charts
-from app.state.charts import CHARTS, Curve, column_names
+from app.state.charts import CHARTS, NAMINGS, Curve, column_names
 from app.state.correctness import correctness_of, largest_reward
 from app.state.evaluations import read_evaluations
 from app.state.messages import problems_to
@@ -28,16 +28,9 @@ from app.widgets.basic.labels import EmptyState, button, label, plain_tip
 from app.widgets.basic.layout import column, configure, holder, row, set_shown, set_tab_order, show_all, stack
 from app.widgets.basic.number_format import MINUS, dollars, duration, signed
 from app.widgets.basic.tables import BaseTable
-from app.widgets.charts.chart_grid import (
-    SMOOTHING,
-    ChartContent,
-    ChartExport,
-    ChartGrid,
-    ChartsMenu,
-    ZoomButton,
-    plots_of,
-)
+from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartGrid, ZoomButton, plots_of
 from app.widgets.charts.curves import Trace
+from app.widgets.charts.plot import FORMATS
 from app.widgets.run_header import BeforeAfter, CardAction, ResultCard, RunHeader
 from backend.config.config import needs_reference
 from backend.jobs.job_file import read_job
@@ -387,18 +380,28 @@ class RunCharts(ChartGrid):
             log_changed = partial(prefs.set_member, "log_charts", plot.title)
             configure(plot, offer_taken=session.use_two_updates, log_changed=log_changed)
         self.step_chosen.connect(lambda step: session.completions_requested.emit(step, None))
+        self.reported.connect(session.message)
         smoothing = ComboBox(name="Smoothing of the charts", length=13, items=SMOOTHING)
         smoothing.currentIndexChanged.connect(lambda _: self.set_smoothing(smoothing.currentData()))
-        export = ChartExport(self, lambda: self._run.folder.name if self._run else "charts", session.message.emit)
-        self.menu = ChartsMenu(self, export)
-        self.menu.marks.setChecked(prefs.chart_marks)
-        self.menu.marks.toggled.connect(partial(self._prefer, "chart_marks"))
-        self.menu.namings[prefs.chart_columns].setChecked(True)
-        self.menu.naming_chosen.connect(partial(self._prefer, "chart_columns"))
-        self.tools = (ZoomButton(self), smoothing, self.menu)
+        menu, tip = QMenu(self), "Evaluations, saves, changed settings, findings and resumes"
+        self.marks = configure(menu.addAction("Show marks"), checkable=True, checked=prefs.chart_marks, toolTip=tip)
+        self.marks.toggled.connect(partial(self._prefer, "chart_marks"))
+        menu.addAction("Show all curves", lambda: [plot.show_all_curves() for plot in plots])
+        menu.addAction("Show all steps", lambda: self.zoom(None))
+        menu.addSeparator()
+        for name, text in FORMATS.items():
+            menu.addAction(f"Save all as {text}s…", partial(self.save_all, name))
+        columns = menu.addMenu("Columns of CSV tables")
+        names = QActionGroup(columns)
+        for naming, text in NAMINGS.items():
+            action = names.addAction(columns.addAction(text))
+            configure(action, checkable=True, checked=naming == prefs.chart_columns)
+            action.triggered.connect(lambda _, naming=naming: self._prefer("chart_columns", naming))
+        self.tools = (ZoomButton(self), smoothing, button("Charts", menu=menu, name="What to do with the charts"))
 
     def show_run(self, run: Run | None) -> None:
         self._run, self._curves_for = run, ()
+        self.run_name = run.folder.name if run is not None else "charts"
         self.forget_span()
         self.mark_step(None)
         for plot in self.plots:

@@ -39,7 +39,7 @@ from app.widgets.basic.layout import (
 )
 from app.widgets.basic.number_format import DASH, duration, figure
 from app.widgets.basic.tables import BaseTable, Column, TextsModel
-from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartExport, ChartGrid, plots_of
+from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartGrid, plots_of
 from app.widgets.charts.curves import Trace
 from app.widgets.completion_detail import SideBySide
 from app.widgets.completion_table import one_line
@@ -369,7 +369,8 @@ class CompareView(QWidget):
             plots = plots_of(((one.title, one.chart) for one in metrics), self._session.guide_requested)
             self.grid = ChartGrid(plots, self._content, prefs=self._session.prefs)
             self.grid.set_smoothing(self.smoothing.currentData())
-            ChartExport(self.grid, lambda: "comparison", self._session.message.emit)  # the grid owns it
+            self.grid.run_name = "comparison"
+            self.grid.reported.connect(self._session.message)
             self._charts.addWidget(self.grid)
         self._draw_charts()
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal, SignalInstance
-from PySide6.QtGui import QAction, QActionGroup, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QApplication, QMenu, QPushButton, QWidget
+from PySide6.QtGui import QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 
 from app import theme
-from app.state.charts import NAMINGS, Chart, Naming
+from app.state.charts import Chart
 from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.prefs import Prefs
@@ -47,11 +47,12 @@ class ChartGrid(TabArea):
     """Plots in rows of one to four, those of a section under its heading, which folds them away.
 
     `content_of(i)` returns what plot `i` shows now, `is_included(i)` if it is in the grid at all. `prefs` keep which
-    sections are folded.
+    sections are folded. `run_name` begins the names of files.
     """
 
     zoomed = Signal(object)  # range of steps (first, last) that all plots show, or None
     step_chosen = Signal(int)
+    reported = Signal(str)  # what was written to files, or why nothing was
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class ChartGrid(TabArea):
     ) -> None:
         page = QWidget()
         super().__init__(content=page, name="Charts")
-        self.plots, self._prefs = list(plots), prefs
+        self.plots, self._prefs, self.run_name = list(plots), prefs, "charts"
         folded = prefs.folded_charts.split("\n") if prefs is not None else ()
         self.span: tuple[float, float] | None = None
         self.stale: dict[int, None] = {}  # in the order in which they are drawn
@@ -81,9 +82,8 @@ class ChartGrid(TabArea):
             plot.setParent(page)
             plot.setFixedHeight(theme.scaled(PLOT_HEIGHT))
             plot.hide()
-            plot.hovered.connect(self.mark_step)
-            plot.zoomed.connect(self.zoom)
-            plot.step_chosen.connect(self._choose)
+            configure(plot, hovered=self.mark_step, zoomed=self.zoom, step_chosen=self._choose)
+            plot.save_requested.connect(partial(self.save, plot))
             plot.installEventFilter(self)
         self.sections: dict[str, IconButton] = {}
         for section, members in groupby(self.plots, lambda plot: plot.section):
@@ -224,6 +224,39 @@ class ChartGrid(TabArea):
         else:
             self._click.start(QApplication.doubleClickInterval())
 
+    def save(self, plot: Plot, format: Format) -> None:
+        filters = f"{FORMATS[format]} (*.{format})"
+        path = save_file(self, "charts", f"Save {plot.title}", self._file_name(plot, format), filters)
+        if path is not None:
+            target = path if path.suffix else path.with_suffix(f".{format}")
+            with problems_to(self.reported.emit):
+                self._write(plot, target, format)
+                self.reported.emit(f"Saved {plot.title} as {target.name}.")
+
+    def save_all(self, format: Format) -> None:
+        folder, written = open_folder(self, "charts", f"Folder for all charts as {FORMATS[format]}"), 0
+        if folder is None:
+            return
+        with problems_to(self.reported.emit):
+            for plot in self.included_plots():
+                self.draw(plot)
+                if any(trace.has_data for trace in plot.traces):
+                    self._write(plot, folder / self._file_name(plot, format), format)
+                    written += 1
+            self.reported.emit(f"Saved {written} charts in {folder.name}.")
+
+    def _write(self, plot: Plot, path: Path, format: Format) -> None:
+        shown, height = max(self.plots, key=QWidget.isVisible), plot.minimumHeight()
+        plot.setFixedHeight(max(height, theme.scaled(PLOT_HEIGHT)))  # a low window leaves out titles of axes
+        if plot.isHidden():  # in a folded section, where it has no width yet
+            plot.resize(shown.width(), plot.minimumHeight())
+        write_chart(plot, plot.title, plot.traces, path, format)
+        plot.setFixedHeight(height)
+
+    def _file_name(self, plot: Plot, format: Format) -> str:
+        chart = re.sub(r"\W+", "-", plot.title.lower()).strip("-")
+        return f"{self.run_name}-{chart}.{format}"
+
 
 def plots_of(charts: Iterable[tuple[str, Chart]], explain: SignalInstance) -> list[Plot]:
     """Plots for charts by title; `explain` is emitted with the place of the guide when one asks to be explained."""
@@ -249,70 +282,3 @@ class ZoomButton(QPushButton):
         if span is not None:
             self.setText(f"Steps {span[0]:,.0f} – {span[1]:,.0f}  ✕")
             self.setAccessibleName(f"Only steps {span[0]:,.0f} to {span[1]:,.0f} are shown. Show all steps")
-
-
-class ChartExport(QObject):
-    """Saves one chart of a grid, or all into a folder."""
-
-    def __init__(self, grid: ChartGrid, run_name: Callable[[], str], report: Callable[[str], object]) -> None:
-        """`run_name()` begins the files' names; `report` shows one sentence about what was written, or why not."""
-        super().__init__(grid)
-        self._grid, self._run_name, self._report = grid, run_name, report
-        for plot in grid.plots:
-            plot.save_requested.connect(partial(self.save, plot))
-
-    def save(self, plot: Plot, format: Format) -> None:
-        filters = f"{FORMATS[format]} (*.{format})"
-        path = save_file(self._grid, "charts", f"Save {plot.title}", self._file_name(plot, format), filters)
-        if path is not None:
-            target = path if path.suffix else path.with_suffix(f".{format}")
-            with problems_to(self._report):
-                self._write(plot, target, format)
-                self._report(f"Saved {plot.title} as {target.name}.")
-
-    def save_all(self, format: Format) -> None:
-        folder, written = open_folder(self._grid, "charts", f"Folder for all charts as {FORMATS[format]}"), 0
-        if folder is None:
-            return
-        with problems_to(self._report):
-            for plot in self._grid.included_plots():
-                self._grid.draw(plot)
-                if any(trace.has_data for trace in plot.traces):
-                    self._write(plot, folder / self._file_name(plot, format), format)
-                    written += 1
-            self._report(f"Saved {written} charts in {folder.name}.")
-
-    def _write(self, plot: Plot, path: Path, format: Format) -> None:
-        shown, height = max(self._grid.plots, key=QWidget.isVisible), plot.minimumHeight()
-        plot.setFixedHeight(max(height, theme.scaled(PLOT_HEIGHT)))  # a low window leaves out titles of axes
-        if plot.isHidden():  # in a folded section, where it has no width yet
-            plot.resize(shown.width(), plot.minimumHeight())
-        write_chart(plot, plot.title, plot.traces, path, format)
-        plot.setFixedHeight(height)
-
-    def _file_name(self, plot: Plot, format: Format) -> str:
-        chart = re.sub(r"\W+", "-", plot.title.lower()).strip("-")
-        return f"{self._run_name()}-{chart}.{format}"
-
-
-class ChartsMenu(QPushButton):
-    """The button above a grid with what concerns all charts: marks, hidden curves, files, columns of tables."""
-
-    naming_chosen = Signal(str)
-
-    def __init__(self, grid: ChartGrid, export: ChartExport) -> None:
-        super().__init__("Charts")
-        menu, marks_tip = QMenu(self), "Evaluations, saves, changed settings, findings and resumes"
-        configure(self, name="What to do with the charts", menu=menu).setProperty("menu", "true")
-        self.marks: QAction = configure(menu.addAction("Show marks"), checkable=True, toolTip=marks_tip)
-        menu.addAction("Show all curves", lambda: [plot.show_all_curves() for plot in grid.plots])
-        menu.addAction("Show all steps", lambda: grid.zoom(None))
-        menu.addSeparator()
-        for name, text in FORMATS.items():
-            menu.addAction(f"Save all as {text}s…", partial(export.save_all, name))
-        columns = menu.addMenu("Columns of CSV tables")
-        names = QActionGroup(columns)
-        self.namings: dict[Naming, QAction] = {}
-        for naming, text in NAMINGS.items():
-            action = self.namings[naming] = names.addAction(columns.addAction(text))
-            configure(action, checkable=True, triggered=partial(self.naming_chosen.emit, naming))
