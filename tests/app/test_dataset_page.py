@@ -22,7 +22,6 @@ from app.pages.dataset.rows import CHUNK, PICTURES_ROLE, PLACEHOLDER
 from app.pages.train import train_page
 from app.pages.train.train_page import DatasetLine
 from app.state import dataset as datasets
-from app.state.dataset import Counts
 from app.state.session import Session
 from backend.rewards.allowed_code import Rights
 from backend.serve.questions import QUESTIONS, QuestionCall, handler
@@ -142,12 +141,6 @@ def test_map_function_is_allowed(qtbot, page: DatasetPage, tmp_path: Path) -> No
     page.allow_button.click()
     qtbot.waitUntil(lambda: not page.allow_button.isVisible() and not page.dataset.faults)
     assert asked[1][0].rights == Rights(), "the preview runs it in a process of its own"
-
-
-def wait_for_counts(qtbot, page: DatasetPage) -> Counts:
-    qtbot.waitUntil(lambda: page.dataset.counts is not None and page.dataset.counts.done)
-    assert page.dataset.counts is not None
-    return page.dataset.counts
 
 
 def choose(menu: QComboBox, text: str) -> None:

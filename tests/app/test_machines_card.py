@@ -23,7 +23,6 @@ from app.pages.train.machines import ADDRESS, COLUMNS, NAME, MachinesPart, free_
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.machines import ALONE, Machines
-from app.state.run import Run
 from app.state.session import Session
 from backend.config.config import dump, parse
 from backend.config.setting import STEERABLE
@@ -205,19 +204,9 @@ def steering(qtbot, session: Session, live: LiveRun) -> RunSteering:
     qtbot.addWidget(parent)
     steered = RunSteering(session, parent)
     session.open_run(live.folder.path)
-    qtbot.waitUntil(lambda: run_of(session).state == "running")
+    qtbot.waitUntil(lambda: session.run.state == "running")
     steered.open()
     return steered
-
-
-def run_of(session: Session) -> Run:
-    assert session.run is not None
-    return session.run
-
-
-def panel_of(steering: RunSteering) -> SteeringPanel:
-    assert steering.panel is not None
-    return steering.panel
 
 
 def type_into(panel: SteeringPanel, key: str, text: str) -> None:
@@ -227,12 +216,8 @@ def type_into(panel: SteeringPanel, key: str, text: str) -> None:
     QTest.keyClicks(control, text)
 
 
-def shown_texts(panel: SteeringPanel) -> str:
-    return f"{panel.answer.text()} {panel.problem.text()}"
-
-
 def test_offered_settings(steering: RunSteering) -> None:
-    panel = panel_of(steering)
+    panel = steering.panel
     assert sorted(key for keys in GROUPS.values() for key in keys) == sorted(STEERABLE)
     assert panel.fields["iters"].value() == 100 and panel.fields["beta"].value() == 0.1
     assert panel.fields["lr_final"].isHidden(), "the rate is constant"
@@ -240,7 +225,7 @@ def test_offered_settings(steering: RunSteering) -> None:
 
 
 def test_a_fault_is_beside_its_field_and_nothing_is_asked(steering: RunSteering, live: LiveRun) -> None:
-    panel = panel_of(steering)
+    panel = steering.panel
     type_into(panel, "temperature", "0")
     type_into(panel, "iters", "7")
     problem = panel.fields["temperature"]._problem
@@ -254,7 +239,7 @@ def test_a_fault_is_beside_its_field_and_nothing_is_asked(steering: RunSteering,
 
 
 def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, steering: RunSteering, live: LiveRun) -> None:
-    panel = panel_of(steering)
+    panel = steering.panel
     type_into(panel, "learning_rate", "5e-6")
     type_into(panel, "beta", "0.1")  # as it is
     assert panel.apply_button.isEnabled() and panel.apply_button.text() == "Apply"
@@ -262,7 +247,7 @@ def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, steering: RunSt
     assert live.asked() == {"learning_rate": "5e-6"}
     change = Change(14, {"learning_rate": (1e-5, 5e-6)})
     live.take(change)
-    qtbot.waitUntil(lambda: "From step 14 on: Learning Rate 1e-05 → 5e-06." in shown_texts(panel))
+    qtbot.waitUntil(lambda: "From step 14 on: Learning Rate 1e-05 → 5e-06." in panel.answer.text())
     assert float(panel.fields["learning_rate"].value()) == 5e-6 and not panel.apply_button.isEnabled()
     children = panel.findChildren(QWidget)
     undo = next(child for child in children if child.accessibleName().startswith("Undo: From step 14"))
@@ -271,7 +256,7 @@ def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, steering: RunSt
 
 
 def test_the_panel_opens_at_the_conditions_and_closes_with_the_run(qtbot, steering: RunSteering, live: LiveRun) -> None:
-    panel = panel_of(steering)
+    panel = steering.panel
     steering.open("stop_when")
     type_into(panel, "stop_when", "rewrd > 1")
     problem = panel.fields["stop_when"]._problem
@@ -281,4 +266,4 @@ def test_the_panel_opens_at_the_conditions_and_closes_with_the_run(qtbot, steeri
     qtbot.waitUntil(lambda: not panel.isVisible())
     live.lock = os.open(os.devnull, os.O_RDONLY)
     with pytest.raises(UserError, match="while a run is training or paused"):
-        run_of(steering._session).change({"beta": 0.2})
+        steering._session.run.change({"beta": 0.2})

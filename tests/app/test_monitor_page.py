@@ -320,14 +320,11 @@ def cards(qtbot, qapp) -> HealthCards:
     return shown
 
 
-def texts(cards: HealthCards) -> list[str]:
-    return [link.text() for row in cards.rows() for link in row.links]
-
-
 def test_a_card_says_all_of_it_and_offers_what_can_be_done(qtbot, cards: HealthCards) -> None:
     cards.show_episodes([DRIFTING])
-    assert texts(cards) == ["Read completions", "Go to the setting", "Do it: Learning Rate 5e-05", "Guide", "Dismiss"]
     (row,) = cards.rows()
+    offered = ["Read completions", "Go to the setting", "Do it: Learning Rate 5e-05", "Guide", "Dismiss"]
+    assert [link.text() for link in row.links] == offered
     session = cards._session
     for signal, index, expected in (
         (session.completions_requested, 0, [12, None]),
@@ -357,14 +354,8 @@ def test_more_than_two_fold_and_past_ones_say_until_when(cards: HealthCards) -> 
     assert cards.isHidden()
 
 
-def show_findings(qtbot, page: MonitorPage, folder: RunFolder) -> None:
-    page.session.open_run(folder.path)
-    qtbot.waitUntil(lambda: page.session.run.has_caught_up)
-    page.session.run.changed.emit()
-
-
-def test_the_page_shows_the_findings_of_a_run_and_dismisses_one(qtbot, page: MonitorPage, tmp_path: Path) -> None:
-    show_findings(qtbot, page, recording("lr-high").unpack(tmp_path / "sick"))
+def test_the_page_shows_the_findings_of_a_run_and_dismisses_one(page: MonitorPage, show_run, tmp_path: Path) -> None:
+    show_run(recording("lr-high").unpack(tmp_path / "sick"))
     cards = page.findings
     assert not cards.isHidden()
     cards.unfold(True)
@@ -373,16 +364,16 @@ def test_the_page_shows_the_findings_of_a_run_and_dismisses_one(qtbot, page: Mon
     assert cards.rows()[0].episode.level == "error"
     cards.rows()[0].links[-1].click()
     assert [row.episode.title for row in cards.rows()] == titles[1:]
-    show_findings(qtbot, page, recording("healthy-grpo").unpack(tmp_path / "well"))
+    show_run(recording("healthy-grpo").unpack(tmp_path / "well"))
     assert cards.isHidden()
 
 
-def test_a_solved_run_can_be_stopped(qtbot, page: MonitorPage, tmp_path: Path) -> None:
+def test_a_solved_run_can_be_stopped(qtbot, page: MonitorPage, show_run, tmp_path: Path) -> None:
     folder = recording("solved").unpack(tmp_path / "run")
     lines = folder.events.read_text().splitlines(keepends=True)
     folder.events.write_text("".join(lines[:-1]))  # without its ending, and locked: it is alive
     hold_lock(folder)
-    show_findings(qtbot, page, folder)
+    show_run(folder)
     training, held_out = changes(page.session.run)
     assert (training.label, training.unit) == ("Correct in training", "share") and held_out.unit == "share"
     assert training.after == pytest.approx(0.9875, abs=1e-4)
@@ -399,9 +390,9 @@ def test_a_solved_run_can_be_stopped(qtbot, page: MonitorPage, tmp_path: Path) -
     assert "Dismiss" in links()
 
 
-def test_do_it(qtbot, page: MonitorPage, tmp_path: Path) -> None:
+def test_do_it(qtbot, page: MonitorPage, show_run, tmp_path: Path) -> None:
     folder = recording("lr-high").unpack(tmp_path / "run")
-    show_findings(qtbot, page, folder)
+    show_run(folder)
     session = page.session
     before = session.draft.value("learning_rate")
     with qtbot.waitSignal(session.draft.changed):
@@ -412,7 +403,7 @@ def test_do_it(qtbot, page: MonitorPage, tmp_path: Path) -> None:
     lines = folder.events.read_text().splitlines(keepends=True)
     folder.events.write_text("".join(lines[:-1]))  # without its ending, and locked: it is alive
     hold_lock(folder)
-    show_findings(qtbot, page, folder)
+    show_run(folder)
     assert session.run.is_live
     take_up(session, session.run, {"learning_rate": 3e-6})
     assert json.loads(folder.change_request.read_text())["settings"] == {"learning_rate": 3e-6}
