@@ -180,29 +180,29 @@ def test_a_run_is_renamed_in_the_table(qtbot, page: RunsPage, archive: Path) -> 
 
 
 def test_several_runs_get_a_tag_and_a_star_together(page: RunsPage, archive: Path, monkeypatch) -> None:
-    monkeypatch.setattr(page.run_actions, "ask_for_tags", lambda: "math good")
+    monkeypatch.setattr(page, "ask_for_tags", lambda: "math good")
     page.table.choose(archive / "failed", archive / "finished")
-    page.run_actions.do("tag")
-    page.run_actions.do("favourite")
+    page.do("tag")
+    page.do("favourite")
     notes = [read_notes(RunFolder(archive / name)) for name in ("failed", "finished")]
     assert all(one.tags == ("math", "good") and one.favourite for one in notes)
     page.favourites.setChecked(True)
     assert names(page) == ["failed", "finished"]
-    page.run_actions.do("favourite")
+    page.do("favourite")
     assert names(page) == [], "all of them had a star, so it is taken away"
 
 
 def test_archived_runs_are_hidden_and_come_back(page: RunsPage, archive: Path) -> None:
     page._filter()
     page.table.choose(archive / "failed")
-    page.run_actions.do("archive")
+    page.do("archive")
     assert names(page) == ["crashed", "finished"] and (archive / "failed").exists()
     page.search.setText("is:archived")
     assert names(page) == ["failed"]
     page.search.clear()
     page.archived.setChecked(True)
     page.table.choose(archive / "failed")
-    page.run_actions.do("archive")
+    page.do("archive")
     page.archived.setChecked(False)
     assert "failed" in names(page)
 
@@ -381,7 +381,7 @@ def test_the_page_opens_the_clone_and_starts_it(qtbot, run: RunFolder, tmp_path:
     qtbot.waitUntil(lambda: not page.runs.is_reading)
     started = []
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run.path))
-    page.run_actions.do("clone")
+    page.do("clone")
     dialog = page.findChild(CloneDialog)
     assert dialog.windowTitle() == "New run from sums"
     with qtbot.waitSignal(page.session.page_requested) as signal:
@@ -398,7 +398,7 @@ def test_a_clone_waits_while_another_run_trains(qtbot, run: RunFolder, monkeypat
     qtbot.waitUntil(lambda: not page.runs.is_reading)
     monkeypatch.setattr("app.state.run_list.start_detached", lambda *_: None)
     monkeypatch.setattr(Session, "is_training", property(lambda _self: True))
-    page.run_actions.do("clone")
+    page.do("clone")
     dialog = page.findChild(CloneDialog)
     assert dialog.at_once.text() == "Add it to the queue"
     folder = RunFolder(places.runs_folder() / "clone")

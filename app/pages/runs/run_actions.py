@@ -1,4 +1,4 @@
-"""What can be done with the selected runs, as actions for buttons, menu and keys: each knows when it applies."""
+"""What can be done with the selected runs: when an action applies, the trash, and the dialogs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QFile, QObject, Qt, Signal
-from PySide6.QtGui import QGuiApplication, QKeySequence
-from PySide6.QtWidgets import QInputDialog, QLabel, QLineEdit, QListWidget, QListWidgetItem, QMenu, QWidget
+from PySide6.QtCore import QFile, Qt, Signal
+from PySide6.QtWidgets import QLabel, QLineEdit, QListWidget, QListWidgetItem, QWidget
 
 from app import theme
 from app.state.messages import problems_to
 from app.state.processes import ProcessOutcome
 from app.state.run_state import LIVE
-from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton, Segments
-from app.widgets.basic.dialogs import Dialog, open_path
-from app.widgets.basic.labels import REMOVE_KEYS, button, key_name, label, show_text
+from app.widgets.basic.dialogs import Dialog
+from app.widgets.basic.labels import REMOVE_KEYS, button, label, show_text
 from app.widgets.basic.layout import TabArea, column, configure, grid, holder, row
 from app.widgets.basic.number_format import counted, figure, file_size
 from app.widgets.form.field import Field
@@ -30,7 +28,7 @@ from app.widgets.upload_dialog import VerbDialog
 from backend.config.config import SETTINGS, TEXTS, problems
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_names import name_of
-from backend.runs.run_record import FreeableSpace, RunRecord, as_number, change_notes, free_space, tags_in, value_text
+from backend.runs.run_record import FreeableSpace, RunRecord, as_number, free_space, value_text
 from backend.runs.saved_weights import all_checkpoints, best_of
 from backend.runs.steering import run_config
 from backend.utils.command import backend_command
@@ -130,109 +128,6 @@ ACTIONS: tuple[RunAction | None, ...] = (
     RunAction("trash", "Move to trash", "idle", REMOVE_KEYS, several="Move {} runs to trash"),
 )
 """None is a separator."""
-
-
-class RunActions(QObject):
-    """Does them. `of_page`: those that need the page itself."""
-
-    changed = Signal(list)  # paths of runs whose notes were written
-    moved = Signal()  # to the trash, or back
-
-    def __init__(
-        self,
-        session: Session,
-        selected: Callable[[], Runs],
-        of_page: Mapping[str, Callable[[], object]],
-        parent: QWidget,
-    ) -> None:
-        super().__init__(parent)
-        self.session = session
-        self.trashed: dict[Path, Path | None] = {}  # where it was → where it lies in the trash, if that is known
-        self._selected, self._window = selected, parent
-        self._callbacks: dict[str, Callable[[], object]] = {
-            "open": lambda: self._show_on("monitor"),
-            "resume": lambda: session.starter.resume(self._folder()),
-            "queue": lambda: session.starter.queue_existing(self._folder()),
-            "chat": lambda: session.chat_with(self._folder()),
-            "export": lambda: session.export_requested.emit(self._folder()),
-            "evaluate": lambda: self._show_on("evaluate"),
-            "use_adapter": self._use_adapter,
-            "use_settings": lambda: session.settings_requested.emit(self._folder()),
-            "favourite": lambda: self._toggle_note("favourite"),
-            "tag": self._tag,
-            "archive": lambda: self._toggle_note("archived"),
-            "show_folder": lambda: open_path(self._folder().path),
-            "copy_path": lambda: QGuiApplication.clipboard().setText("\n".join(run.summary.path for run in selected())),
-            "trash": self.trash,
-            **of_page,
-        }
-
-    def do(self, key: str) -> None:
-        action = next(entry for entry in ACTIONS if entry is not None and entry.key == key)
-        if action.applies(self._selected()):
-            self._callbacks[key]()
-
-    def menu(self, parent: QWidget) -> QMenu:
-        menu, runs = QMenu(parent), self._selected()
-        for entry in ACTIONS:
-            if entry is None:
-                menu.addSeparator()
-                continue
-            has_keys = entry.keys and not (entry.key == "open" and len(runs) > 1)
-            keys = f"\t{key_name(QKeySequence(entry.keys))}" if has_keys else ""
-            action = menu.addAction(entry.text(runs) + keys, lambda key=entry.key: self.do(key))
-            action.setEnabled(entry.applies(runs))
-        return menu
-
-    def _folder(self) -> RunFolder:
-        return RunFolder(Path(self._selected()[0].summary.path))
-
-    def _show_on(self, page: str) -> None:
-        self.session.open_run(self._folder().path)
-        self.session.page_requested.emit(page)
-
-    def _use_adapter(self) -> None:
-        self.session.draft.use_adapter(str(self._folder().path))
-        self.session.field_requested.emit("adapter")
-
-    def _tag(self) -> None:
-        new = tags_in(self.ask_for_tags())
-        for run in self._selected() if new else ():
-            self.note(Path(run.summary.path), {"tags": tuple(dict.fromkeys([*run.notes.tags, *new]))})
-
-    def ask_for_tags(self) -> str:
-        count = len(self._selected())
-        of = "the run" if count == 1 else f"{count} runs"
-        return QInputDialog.getText(self._window, "Add tags", f"Tags for {of}, separated by commas:")[0]
-
-    def note(self, path: Path, changes: dict[str, Any]) -> None:
-        with problems_to(self.session.message.emit):
-            change_notes(RunFolder(path), **changes)
-        self.changed.emit([path])
-
-    def _toggle_note(self, name: str) -> None:
-        runs = self._selected()
-        value = not all(getattr(run.notes, name) for run in runs)
-        for run in runs:
-            self.note(Path(run.summary.path), {name: value})
-
-    def trash(self) -> None:
-        """Move the runs to the desktop's trash, without a question: `undo_trash` restores them."""
-        moved = {}
-        for path in [Path(run.summary.path) for run in self._selected()]:
-            if self.session.run is not None and self.session.run.folder.path == path:
-                self.session.close_run()
-            with problems_to(self.session.message.emit):
-                moved[path] = move_to_trash(RunFolder(path))
-        self.trashed = moved or self.trashed
-        self.moved.emit()
-
-    def undo_trash(self) -> None:
-        for path, trashed in self.trashed.items():
-            with problems_to(self.session.message.emit):
-                restore(path, trashed)
-        self.trashed = {}
-        self.moved.emit()
 
 
 class FreeSpaceDialog(Dialog):

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QFileSystemWatcher, QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QHideEvent, QResizeEvent, QShortcut, QShowEvent
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QLineEdit, QWidget
+from PySide6.QtGui import QGuiApplication, QHideEvent, QKeySequence, QResizeEvent, QShortcut, QShowEvent
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QInputDialog, QLineEdit, QMenu, QWidget
 
 from app import theme
 from app.pages.runs.compare_view import CompareView
-from app.pages.runs.run_actions import ACTIONS, CloneDialog, FreeSpaceDialog, RunActions
+from app.pages.runs.run_actions import ACTIONS, CloneDialog, FreeSpaceDialog, move_to_trash, restore
 from app.pages.runs.run_details import RunDetails
 from app.pages.runs.run_table import ColumnDialog, RunModel, RunTable
+from app.state.messages import problems_to
 from app.state.run_list import RunList, read_named
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ElidedLabel
-from app.widgets.basic.labels import REMOVE_KEYS, EmptyState, button, label, plain_tip, show_text
+from app.widgets.basic.dialogs import open_path
+from app.widgets.basic.labels import REMOVE_KEYS, EmptyState, button, key_name, label, plain_tip, show_text
 from app.widgets.basic.layout import card, column, configure, connect, holder, row, splitter, stack, wrap_in_card
 from app.widgets.basic.number_format import DASH
 from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, Column, DraggedRowsModel
@@ -27,7 +30,7 @@ from backend.runs.archive import raw_settings
 from backend.runs.queue import is_fresh
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_names import name_of
-from backend.runs.run_record import RunRecord, freeable_space
+from backend.runs.run_record import RunRecord, change_notes, freeable_space, tags_in
 from backend.runs.run_search import HINT, all_keys, asks_for_archived, search
 from backend.utils import places
 from backend.utils.errors import UserError
@@ -66,18 +69,33 @@ class RunsPage(QWidget):
         go = partial(session.page_requested.emit, "train")
         self.nothing = EmptyState("No runs yet", hint, to_train, button_clicked=go)
         self.model = RunModel(self)
-        table = self.table = RunTable(self.model)
+        table, clipboard = RunTable(self.model), QGuiApplication.clipboard()
+        self.table = table
         self.table.show_columns(session.prefs.run_columns)
         details = self.details = RunDetails()
-        of_page = {
-            "compare": lambda: self.compare(self.table.selected_runs()),
-            "clone": lambda: self.clone(self.table.selected_runs()[0]),
-            "rename": self.table.rename,
+        self.trashed: dict[Path, Path | None] = {}  # where it was → where it lies in the trash, if that is known
+        self._callbacks: dict[str, Callable[[], object]] = {
+            "open": lambda: self._show_on("monitor"),
+            "compare": lambda: self.compare(table.selected_runs()),
+            "resume": lambda: session.starter.resume(self._folder()),
+            "queue": lambda: session.starter.queue_existing(self._folder()),
+            "chat": lambda: session.chat_with(self._folder()),
+            "export": lambda: session.export_requested.emit(self._folder()),
+            "evaluate": lambda: self._show_on("evaluate"),
+            "clone": lambda: self.clone(table.selected_runs()[0]),
+            "use_adapter": self._use_adapter,
+            "use_settings": lambda: session.settings_requested.emit(self._folder()),
+            "favourite": lambda: self._toggle_note("favourite"),
+            "rename": table.rename,
+            "tag": self._tag,
+            "archive": lambda: self._toggle_note("archived"),
+            "show_folder": lambda: open_path(self._folder().path),
+            "copy_path": lambda: clipboard.setText("\n".join(run.summary.path for run in table.selected_runs())),
             "free": self.free_space,
+            "trash": self.trash,
         }
-        actions = self.run_actions = RunActions(session, self.table.selected_runs, of_page, self)
         self.undo_text = label(wrap=True)
-        self.undo_button = button("Undo", self.run_actions.undo_trash)
+        self.undo_button = button("Undo", self.undo_trash)
         dismiss = button("Dismiss", lambda: self.undo_bar.hide())
         undo = row((self.undo_text, 1), self.undo_button, dismiss, margins=(12, 6, 8, 6))
         self.undo_bar = card(undo, "banner", visible=False)
@@ -91,13 +109,12 @@ class RunsPage(QWidget):
         self.details_button = button("Details", self._show_choice, tip=tip, checkable=True, checked=shown)
         self.details_button.toggled.connect(partial(setattr, session.prefs, "run_details_shown"))
         self.buttons = {
-            key: button(text, lambda key=key: self.run_actions.do(key), primary=key == "open")
-            for key, text in BUTTONS.items()
+            key: button(text, lambda key=key: self.do(key), primary=key == "open") for key, text in BUTTONS.items()
         }
         more = self.more_button = button("More…", tip="All actions for the selected runs")
 
         below = QPoint(0, 1)
-        more.clicked.connect(lambda: actions.menu(self).popup(more.mapToGlobal(more.rect().bottomLeft() + below)))
+        more.clicked.connect(lambda: self.menu().popup(more.mapToGlobal(more.rect().bottomLeft() + below)))
 
         checks = (self.favourites, self.archived, self.columns_button, self.details_button)
         head = row(label("Runs", theme.title_font()), 2 * theme.SPACE, (self.search, 1), *checks)
@@ -114,19 +131,18 @@ class RunsPage(QWidget):
 
         table.opened.connect(self.open)
         table.star_pressed.connect(
-            lambda run: actions.note(Path(run.summary.path), {"favourite": not run.notes.favourite})
+            lambda run: self.note(Path(run.summary.path), {"favourite": not run.notes.favourite})
         )
         table.columns_changed.connect(lambda columns: setattr(session.prefs, "run_columns", columns))
-        table.customContextMenuRequested.connect(lambda at: actions.menu(self).popup(table.viewport().mapToGlobal(at)))
+        table.customContextMenuRequested.connect(lambda at: self.menu().popup(table.viewport().mapToGlobal(at)))
         table.horizontalHeader().customContextMenuRequested.connect(lambda _: self.choose_columns())
         connect(lambda *_: self._show_choice(), table.selectionModel().selectionChanged, self.model.dataChanged)
         connect(lambda _: self._filter(), self.favourites.toggled, self.archived.toggled, self.search.textChanged)
-        self.model.renamed.connect(lambda run, title: actions.note(Path(run.summary.path), {"title": title}))
-        configure(details, notes_changed=actions.note, run_chosen=self._choose_name, free_requested=self.free_space)
-        configure(actions, changed=self._reread, moved=self._on_moved)
+        self.model.renamed.connect(lambda run, title: self.note(Path(run.summary.path), {"title": title}))
+        configure(details, notes_changed=self.note, run_chosen=self._choose_name, free_requested=self.free_space)
         for entry in ACTIONS:
             if entry is not None and entry.keys and entry.keys != "Return":  # the table handles Return itself
-                do = partial(actions.do, entry.key)
+                do = partial(self.do, entry.key)
                 QShortcut(entry.keys, table, do, context=Qt.ShortcutContext.WidgetShortcut)
         self._show_choice()
 
@@ -251,8 +267,75 @@ class RunsPage(QWidget):
         shown, offered = [field.key for field in self.model.columns], all_keys(self.model.rows)
         configure(ColumnDialog(shown, offered, self), chosen=set_columns).show()
 
+    def do(self, key: str) -> None:
+        action = next(entry for entry in ACTIONS if entry is not None and entry.key == key)
+        if action.applies(self.table.selected_runs()):
+            self._callbacks[key]()
+
+    def menu(self) -> QMenu:
+        menu, runs = QMenu(self), self.table.selected_runs()
+        for entry in ACTIONS:
+            if entry is None:
+                menu.addSeparator()
+                continue
+            has_keys = entry.keys and not (entry.key == "open" and len(runs) > 1)
+            keys = f"\t{key_name(QKeySequence(entry.keys))}" if has_keys else ""
+            action = menu.addAction(entry.text(runs) + keys, lambda key=entry.key: self.do(key))
+            action.setEnabled(entry.applies(runs))
+        return menu
+
+    def _folder(self) -> RunFolder:
+        return RunFolder(Path(self.table.selected_runs()[0].summary.path))
+
+    def _show_on(self, page: str) -> None:
+        self.session.open_run(self._folder().path)
+        self.session.page_requested.emit(page)
+
+    def _use_adapter(self) -> None:
+        self.session.draft.use_adapter(str(self._folder().path))
+        self.session.field_requested.emit("adapter")
+
+    def _tag(self) -> None:
+        new = tags_in(self.ask_for_tags())
+        for run in self.table.selected_runs() if new else ():
+            self.note(Path(run.summary.path), {"tags": tuple(dict.fromkeys([*run.notes.tags, *new]))})
+
+    def ask_for_tags(self) -> str:
+        count = len(self.table.selected_runs())
+        of = "the run" if count == 1 else f"{count} runs"
+        return QInputDialog.getText(self, "Add tags", f"Tags for {of}, separated by commas:")[0]
+
+    def note(self, path: Path, changes: dict[str, Any]) -> None:
+        with problems_to(self.session.message.emit):
+            change_notes(RunFolder(path), **changes)
+        self.runs.reread(path)
+
+    def _toggle_note(self, name: str) -> None:
+        runs = self.table.selected_runs()
+        value = not all(getattr(run.notes, name) for run in runs)
+        for run in runs:
+            self.note(Path(run.summary.path), {name: value})
+
+    def trash(self) -> None:
+        """Move the runs to the desktop's trash, without a question: `undo_trash` restores them."""
+        moved = {}
+        for path in [Path(run.summary.path) for run in self.table.selected_runs()]:
+            if self.session.run is not None and self.session.run.folder.path == path:
+                self.session.close_run()
+            with problems_to(self.session.message.emit):
+                moved[path] = move_to_trash(RunFolder(path))
+        self.trashed = moved or self.trashed
+        self._on_moved()
+
+    def undo_trash(self) -> None:
+        for path, trashed in self.trashed.items():
+            with problems_to(self.session.message.emit):
+                restore(path, trashed)
+        self.trashed = {}
+        self._on_moved()
+
     def open(self) -> None:
-        self.run_actions.do("compare" if len(self.table.selected_runs()) > 1 else "open")
+        self.do("compare" if len(self.table.selected_runs()) > 1 else "open")
 
     def compare(self, records: Sequence[RunRecord]) -> None:
         self.compare_view.compare(records)
@@ -302,7 +385,7 @@ class RunsPage(QWidget):
         configure(FreeSpaceDialog(freeable_space(folders), self), freed=self._reread).show()
 
     def _on_moved(self) -> None:
-        moved = self.run_actions.trashed
+        moved = self.trashed
         what = next(iter(moved)).name if len(moved) == 1 else f"{len(moved)} runs"
         self.undo_text.setText(f"Moved {what} to the trash.")
         self.undo_button.setVisible(None not in moved.values())
