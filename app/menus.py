@@ -99,8 +99,8 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         Entry("save_file", "Save reward file and score", "Ctrl+Alt+S", "panel.save_file", page="rewards", is_off=True),
     ),
     "Chat": (
-        Entry("load_chat", "Load or unload the model", "Ctrl+Alt+L", "bar.load.click", page="chat", is_off=True),
-        Entry("serve", "Serve to other programs…", "Ctrl+Alt+V", "bar.serve.click", page="chat"),
+        Entry("load_chat", "Load or unload the model", "Ctrl+Alt+L", "load_button.click", page="chat", is_off=True),
+        Entry("serve", "Serve to other programs…", "Ctrl+Alt+V", "serve_button.click", page="chat"),
         None,
         Entry("new_conversation", "Clear the chat", "Ctrl+Alt+C", "new_conversation", page="chat", is_off=True),
         Entry("stop_answer", "Stop the answer", "Ctrl+Shift+.", "chat.stop", page="chat", is_off=True),

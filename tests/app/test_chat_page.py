@@ -86,9 +86,8 @@ def reply(side: str, text: str, answer: str = "") -> dict[str, Any]:
 
 
 def test_newest_run_is_chosen(page: ChatPage):
-    bar = page.bar
-    assert bar.models.text() == "first"
-    labels = [bar.checkpoints.itemText(i) for i in range(bar.checkpoints.count())]
+    assert page.models.text() == "first"
+    labels = [page.checkpoints.itemText(i) for i in range(page.checkpoints.count())]
     assert labels == ["End, step 16", "Best, step 8", "Step 16", "Step 8"]
     assert page.notice.title.text() == "first" and "side by side" in page.notice.sentence.text()
     assert "Needs about 25" in page.notice.sentence.text(), "the process beside the model's kilobytes"
@@ -96,12 +95,14 @@ def test_newest_run_is_chosen(page: ChatPage):
 
 
 def test_loading(page: ChatPage):
-    page.bar.checkpoints.setCurrentIndex(1)
+    page.checkpoints.setCurrentIndex(1)
     page.prompt.setPlainText("Hi")
     QTest.keyClick(page.prompt, Qt.Key.Key_Return)
     service = service_of(page)
     assert service.last("chat_load").arguments == {"name": str(page._choice.name), "checkpoint": "best"}
-    assert page.notice.title.text() == "Loading first" and page.notice.bar.isVisible() and not page.bar.load.isEnabled()
+    assert (
+        page.notice.title.text() == "Loading first" and page.notice.bar.isVisible() and not page.load_button.isEnabled()
+    )
     service.last("chat_load").answer({"sides": ["base", "tuned"], "bytes": 2_000_000, "notes": []})
     assert service.last("chat_reply").arguments["prompt"] == "Hi", "it is sent once the model is loaded"
     page.load()
@@ -126,7 +127,7 @@ def test_what_was_asked_stays_with_its_run(qtbot, page: ChatPage):
         "base": [["Mine", "One.", [], []]],
         "tuned": [["Mine", "", [], []]],
     }
-    later.bar.reset.click()
+    later.reset_button.click()
     assert later.transcript.answers == [] and next(later.chat._folder.iterdir()).read_text() == ""
     later.chat.unload()
 
@@ -310,12 +311,12 @@ def test_training_run_gets_the_memory(page: ChatPage, made: Path):
         assert service.retired and page.chat.state == "empty"
         assert page.notice.title.text() == "A run is training"
         assert "first needs this machine's memory" in page.notice.sentence.text()
-        assert not page.bar.load.isEnabled() and not page.notice.button.isVisible()
+        assert not page.load_button.isEnabled() and not page.notice.button.isVisible()
         page.load()
         assert page.chat.state == "empty"
     RunFolder(made / "first").lock.unlink()
     page._check_live_run()
-    assert page.bar.load.isEnabled() and page.notice.title.text() == "first"
+    assert page.load_button.isEnabled() and page.notice.title.text() == "first"
 
 
 def test_reward_code_runs_only_with_consent(page: ChatPage, made: Path, tmp_path: Path, monkeypatch):
@@ -376,7 +377,7 @@ def serving(page: ChatPage, tmp_path: Path, monkeypatch) -> Iterator[ServePanel]
     (tmp_path / "server.py").write_text(SERVER)
     command = [sys.executable, str(tmp_path / "server.py")]
     monkeypatch.setattr("app.state.chat.backend_command", lambda *arguments: [*command, *arguments])
-    page.bar.serve.click()
+    page.serve_button.click()
     yield page.serving
     page.endpoint.close()
 
@@ -392,13 +393,13 @@ def serve(qtbot, page: ChatPage, port: str = "8090") -> VerbProcess:
 
 def test_serving(qtbot, page: ChatPage, serving: ServePanel):
     assert serving.isVisible() and serving.port.text() == "8080" and "Needs about" in serving.status.text()
-    page.bar.checkpoints.setCurrentIndex(1)
+    page.checkpoints.setCurrentIndex(1)
     task = serve(qtbot, page)
     choice = page._choice
     assert choice is not None
     options = ["--checkpoint", "best", "--port", "8090", "--parent", str(os.getpid()), "--json"]
     assert task.command[2:] == ["endpoint", choice.name, *options]
-    assert serving.status.text() == "Serving first, Best, step 8" and page.bar.serve.text() == "Serving"
+    assert serving.status.text() == "Serving first, Best, step 8" and page.serve_button.text() == "Serving"
     serving.copy.click()
     assert QApplication.clipboard().text() == serving.url.text() == "http://127.0.0.1:8090/v1"
     assert serving.models.text() == "Models: base, first"
@@ -407,7 +408,7 @@ def test_serving(qtbot, page: ChatPage, serving: ServePanel):
     serving.start.click()
     qtbot.waitUntil(lambda: page.endpoint.state == "off")
     assert serving.problem.isHidden() and not serving.url.isVisible()
-    assert serving.start.text() == "Start" and page.bar.serve.text() == "Serve"
+    assert serving.start.text() == "Start" and page.serve_button.text() == "Serve"
     assert Prefs(page.session.prefs.folder).endpoint_port == 8090
 
 

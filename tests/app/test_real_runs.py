@@ -310,7 +310,7 @@ def test_what_is_typed_in_chat_loads_the_run_and_is_asked(qtbot: QtBot, session:
     with active_window(session, qtbot) as window:
         window.show_page("chat")
         page = window.pages["chat"]
-        assert page.bar.models.text() == "lora" and page.prompt.hasFocus()
+        assert page.models.text() == "lora" and page.prompt.hasFocus()
         session.consent.ask = lambda requests: True
         page.panel.fields["max_tokens"].setText("4")
         probe = LatencyProbe(page)

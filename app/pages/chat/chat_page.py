@@ -32,6 +32,7 @@ from app.widgets.basic.dialogs import open_file, open_folder
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
 from app.widgets.basic.layout import column, configure, connect, grid, holder, row, set_shown, set_style_property, stack
 from app.widgets.basic.number_format import figure
+from app.widgets.form.value_text import number_text
 from app.widgets.run_switcher import Choice, Switcher, run_choices
 from backend.runs.run_folder import RunFolder
 from backend.utils.files import is_file
@@ -60,9 +61,21 @@ class ChatPage(QWidget):
         self._followed: RunFolder | None = None
         self._check_timer = configure(QTimer(self, interval=CHECK_MS), timeout=self._check_live_run)
         self._left_timer = configure(QTimer(self, interval=LEFT_MS, singleShot=True), timeout=self.chat.unload)
-        self.bar, self.about = ModelBar(), ElidedLabel()
+        self.choices: list[Choice] = []
+        self.models = Switcher("Run or model", lambda: self.choices)
+        self.checkpoints = ComboBox(name="Checkpoint", length=12)
+        self.load_button = button("Load", lambda: self.chat.unload() if self._is_chosen_loaded else self.load())
+        tip = "Forget what was asked of this run or model (Ctrl+Alt+C)"
+        self.reset_button = button("Clear", self.new_conversation, tip=tip)
+        tip, focus = "Temperature, seed, system message, …", Qt.FocusPolicy.StrongFocus
+        self.settings = configure(QToolButton(), text="Settings", checkable=True, focusPolicy=focus, tip=tip)
+        tip = with_key_names("Let other programs use this model by OpenAI's API (Ctrl+Alt+V)")
+        self.serve_button = configure(QToolButton(), text="Serve", checkable=True, focusPolicy=focus, tip=tip)
+        title, buttons = label("Chat", theme.title_font()), (self.reset_button, self.serve_button, self.settings)
+        head = row(title, self.models, self.checkpoints, self.load_button, None, *buttons)
+        self.about = ElidedLabel()
         self.notice, self.transcript = EmptyState(), Transcript()
-        self.panel, self.rows = SamplingPanel(), RowStrip()
+        self.panel, self.rows = SamplingPanel(), RowStrip(self.chat)
         self.serving = configure(ServePanel(self.endpoint, session.prefs.endpoint_port), started=self.serve)
         self.sides = Segments({"base": "Base", "both": "Both", "tuned": "Tuned"}, "Answers by")
         self.sides.choose("both")
@@ -84,15 +97,15 @@ class ChatPage(QWidget):
         asking = row((column(self.pictures, self.prompt, row(self.add_pictures, None), spacing=0), 1), beside)
         self._below = holder(column(self.rows, asking, spacing=6))
         middle = row((column((body, 1), self._below, spacing=12), 1), self.panel, spacing=12)
-        column(self.bar, self.serving, self.about, (middle, 1), into=self, margins=theme.GUTTER)
+        column(head, self.serving, self.about, (middle, 1), into=self, margins=theme.GUTTER)
 
-        chat, bar, lines = self.chat, self.bar, (*self.panel.fields.values(), self.panel.system)
+        chat, lines = self.chat, (*self.panel.fields.values(), self.panel.system)
         configure(chat, turns_changed=self._show_turns, answer_changed=self._show_answer, row_changed=self._show_row)
         configure(chat, message=session.message)
-        bar.models.chosen.connect(self._on_model)
-        bar.load.clicked.connect(lambda: chat.unload() if self._is_chosen_loaded else self.load())
-        bar.reset.clicked.connect(self.new_conversation)
-        self.endpoint.changed.connect(lambda: bar.serve.setText("Serve" if self.endpoint.state == "off" else "Serving"))
+        self.models.chosen.connect(self._on_model)
+        self.endpoint.changed.connect(
+            lambda: self.serve_button.setText("Serve" if self.endpoint.state == "off" else "Serving")
+        )
 
         def on_notice() -> None:
             if chat.state == "loading":
@@ -104,11 +117,10 @@ class ChatPage(QWidget):
 
         self.notice.button_clicked.connect(on_notice)
         self.transcript.keep_requested.connect(chat.keep_case)
-        self.rows.row_requested.connect(chat.pick_row)
         configure(self.prompt, sent=self.send, stopped=chat.stop, pictures_given=self.give_pictures)
         session.chat_requested.connect(self.choose_run)
         chat.state_changed.connect(self._on_state)
-        connect(self._show, bar.checkpoints.activated, bar.settings.toggled, bar.serve.toggled)
+        connect(self._show, self.checkpoints.activated, self.settings.toggled, self.serve_button.toggled)
         connect(self._show_enabled, self.prompt.textChanged, *(line.textChanged for line in lines))
         connect(self._check_live_run, session.run_state_changed, session.run_changed)
         self._list_models()
@@ -140,7 +152,7 @@ class ChatPage(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         is_wide, was_wide = (width >= theme.scaled(WIDE) for width in (self.width(), event.oldSize().width()))
         if is_wide != was_wide or event.oldSize().width() < 0:  # on a change only: the user may have chosen otherwise
-            self.bar.settings.setChecked(is_wide)
+            self.settings.setChecked(is_wide)
 
     def _list_models(self) -> None:
         runs = run_choices(trained=True)
@@ -150,10 +162,10 @@ class ChatPage(QWidget):
         shown = str(self.session.run.folder.path) if self.session.run is not None else ""
         usual = shown if shown in values else next(iter(values), "")
         chosen = self._choice.name if self._choice is not None else usual
-        self.bar.choices = [*runs, *(Choice(value, text, "model") for value, text in self._models.items())]
-        self.bar.choices.append(Choice(BROWSE, "Another model…"))
-        text = next((choice.text for choice in self.bar.choices if choice.value == chosen), "Choose a model")
-        self.bar.models.show_choice(chosen, text)
+        self.choices = [*runs, *(Choice(value, text, "model") for value, text in self._models.items())]
+        self.choices.append(Choice(BROWSE, "Another model…"))
+        text = next((choice.text for choice in self.choices if choice.value == chosen), "Choose a model")
+        self.models.show_choice(chosen, text)
         if chosen:
             self.choose(chosen)
 
@@ -161,20 +173,21 @@ class ChatPage(QWidget):
         is_run, is_other = is_file(Path(name) / "config.yaml"), self._choice is None or self._choice.name != name
         choice = self._choice = run_choice(RunFolder(Path(name))) if is_run else model_choice(name)
         saved = {weights.key: weights.label for weights in choice.checkpoints}
-        self.bar.checkpoints.fill(saved, self.bar.checkpoint)
-        self.bar.checkpoints.setVisible(bool(saved))
+        self.checkpoints.fill(saved, self.checkpoint)
+        self.checkpoints.setVisible(bool(saved))
         if is_other:
             self.panel.show_defaults(sampling_of(choice), choice.settings.get("system_prompt") or "")
-            self.rows.forget()
             self.pictures.fill(self.pictures.paths if choice.reads_images else [])
             self.transcript.clear()
         self.chat.choose(choice)
+        if is_other:
+            self.rows.show_row()
         self._show()
 
     def choose_run(self, run: RunFolder) -> None:
         self.choose(str(run.path))
         self._list_models()
-        if not self._is_chosen_loaded and self.bar.load.isEnabled():
+        if not self._is_chosen_loaded and self.load_button.isEnabled():
             self.load()
 
     def _on_model(self, name: str) -> None:
@@ -189,14 +202,14 @@ class ChatPage(QWidget):
     def load(self) -> None:
         if self._choice is None or self._choice.problem or self._live is not None:
             return
-        self.rows.forget()
         self.prompt.setFocus()
-        self.chat.load(self._choice, self.bar.checkpoint)
+        self.chat.load(self._choice, self.checkpoint)
+        self.rows.show_row()
 
     def serve(self, port: int) -> None:
         if self._choice is not None:
             self.session.prefs.endpoint_port = port
-            self.endpoint.start(self._choice, self.bar.checkpoint, port)
+            self.endpoint.start(self._choice, self.checkpoint, port)
 
     def _on_state(self) -> None:
         waits, self._sends_when_loaded = self._sends_when_loaded, self._sends_when_loaded and not self.chat.is_loaded
@@ -207,10 +220,14 @@ class ChatPage(QWidget):
             self.send()
 
     @property
+    def checkpoint(self) -> str:
+        return self.checkpoints.currentData() or ""
+
+    @property
     def _is_chosen_loaded(self) -> bool:
         loaded, choice = self.chat.choice if self.chat.is_loaded else None, self._choice
         is_same = loaded is not None and choice is not None and loaded.name == choice.name
-        return is_same and self.chat.checkpoint == self.bar.checkpoint
+        return is_same and self.chat.checkpoint == self.checkpoint
 
     def _check_live_run(self) -> None:
         self._live = chat_state.live_run()
@@ -220,7 +237,7 @@ class ChatPage(QWidget):
         self._show()
 
     def _show(self) -> None:
-        chat, checkpoint, choice = self.chat, self.bar.checkpoint, self._choice
+        chat, checkpoint, choice = self.chat, self.checkpoint, self._choice
         words = notice_words(chat, choice, checkpoint, self._live)
         self._body.setCurrentWidget(self.transcript if chat.turns else self.notice)
         self.notice.show_notice(*words, busy=chat.state == "loading")
@@ -237,10 +254,10 @@ class ChatPage(QWidget):
         # A model that is not a run has no rows, and they are read with the model.
         configure(self.rows.buttons, visible=choice is not None and choice.is_run, enabled=chat.is_loaded)
         set_shown(self._below, can_ask)
-        set_shown(self.panel, can_ask and self.bar.settings.isChecked())
-        self.bar.settings.setEnabled(can_ask)
-        set_shown(self.serving, self.bar.serve.isChecked())
-        if self.bar.serve.isChecked():
+        set_shown(self.panel, can_ask and self.settings.isChecked())
+        self.settings.setEnabled(can_ask)
+        set_shown(self.serving, self.serve_button.isChecked())
+        if self.serve_button.isChecked():
             needs = memory_sentence(choice, checkpoint) if choice is not None else ""
             self.serving.offer(f"An OpenAI-compatible API on this machine. {needs}", can_start=can_serve)
         self._show_enabled()
@@ -248,7 +265,10 @@ class ChatPage(QWidget):
     def _show_enabled(self) -> None:
         chat, choice = self.chat, self._choice
         can_load = choice is not None and not choice.problem and self._live is None and chat.state != "loading"
-        self.bar.show_state(loaded=self._is_chosen_loaded, can_load=can_load, can_reset=bool(chat.turns))
+        loaded = self._is_chosen_loaded  # then the button unloads it
+        tip = with_key_names(f"{'Free its memory' if loaded else 'Load it now; a prompt does so too'} (Ctrl+Alt+L)")
+        configure(self.load_button, text="Unload" if loaded else "Load", tip=tip, enabled=loaded or can_load)
+        self.reset_button.setEnabled(bool(chat.turns))
         if chat.state == "answering":
             configure(self.send_button, text="Stop", tip="Escape", enabled=True)
         else:
@@ -264,8 +284,8 @@ class ChatPage(QWidget):
         chat = self.chat
         has_rows = chat.is_loaded and chat.choice is not None and chat.choice.is_run
         return {
-            "load_chat": self.bar.load.isEnabled(),
-            "new_conversation": self.bar.reset.isEnabled(),
+            "load_chat": self.load_button.isEnabled(),
+            "new_conversation": self.reset_button.isEnabled(),
             "stop_answer": chat.state == "answering",
             **dict.fromkeys(("previous_prompt", "next_prompt", "random_prompt"), has_rows),
         }
@@ -291,7 +311,7 @@ class ChatPage(QWidget):
 
     def _show_row(self) -> None:
         if (chosen := self.chat.row) is not None:
-            self.rows.show_row(chosen.row, chosen.of, chosen.answer, chosen.source)
+            self.rows.show_row()
             self.prompt.setPlainText(chosen.prompt)
             self.pictures.fill(chosen.images)
             self.prompt.setFocus()
@@ -369,32 +389,6 @@ def notice_words(
     return choice.label, f"{sides}It loads when you send a prompt. {memory_sentence(choice, checkpoint)}", ""
 
 
-class ModelBar(QWidget):
-    def __init__(self) -> None:
-        super().__init__()
-        self.choices: list[Choice] = []
-        self.models = Switcher("Run or model", lambda: self.choices)
-        self.checkpoints = ComboBox(name="Checkpoint", length=12)
-        self.load = button("Load")
-        self.reset = button("Clear", tip="Forget what was asked of this run or model (Ctrl+Alt+C)")
-        tip, focus = "Temperature, seed, system message, …", Qt.FocusPolicy.StrongFocus
-        self.settings = configure(QToolButton(), text="Settings", checkable=True, focusPolicy=focus, tip=tip)
-        tip = with_key_names("Let other programs use this model by OpenAI's API (Ctrl+Alt+V)")
-        self.serve = configure(QToolButton(), text="Serve", checkable=True, focusPolicy=focus, tip=tip)
-        title = label("Chat", theme.title_font())
-        row(title, self.models, self.checkpoints, self.load, None, self.reset, self.serve, self.settings, into=self)
-
-    @property
-    def checkpoint(self) -> str:
-        return self.checkpoints.currentData() or ""
-
-    def show_state(self, *, loaded: bool, can_load: bool, can_reset: bool) -> None:
-        """`loaded`: the chosen model is loaded, and the button unloads it."""
-        tip = with_key_names(f"{'Free its memory' if loaded else 'Load it now; a prompt does so too'} (Ctrl+Alt+L)")
-        configure(self.load, text="Unload" if loaded else "Load", tip=tip, enabled=loaded or can_load)
-        self.reset.setEnabled(can_reset)
-
-
 class ServePanel(QFrame):
     started = Signal(int)  # port
 
@@ -451,16 +445,15 @@ class ServePanel(QFrame):
 
 
 class RowStrip(QWidget):
-    row_requested = Signal(int)
-
-    def __init__(self) -> None:
+    def __init__(self, chat: ChatWithModel) -> None:
         super().__init__()
-        self._row, self._of = -1, 0
-        request = self.row_requested.emit
-        self.previous = button("Previous", lambda: request(max(-1, self._row - 1)), tip="The row before")
-        self.next = button("Next", lambda: request(self._row + 1), tip="The row after")
-        # Before the first row the number of rows is unknown; the page takes a large number modulo it.
-        self.random = button("Random", lambda: request(random.randrange(self._of or 1 << 30)), tip="Any row")
+        self._chat = chat
+        self.previous = button("Previous", lambda: self._pick(-1), tip="The row before")
+        self.next = button("Next", lambda: self._pick(1), tip="The row after")
+        # Before the first row the number of rows is unknown; the service takes a large number modulo it.
+        self.random = button(
+            "Random", lambda: chat.pick_row(random.randrange(chat.row.of if chat.row else 1 << 30)), tip="Any row"
+        )
         self.about = ElidedLabel(font=theme.figures_font())
         tip = "Given to the reward functions; without it those that need an answer are skipped."
         self.expected = configure(QLineEdit(placeholderText="unknown"), name="Expected answer", tip=tip, width=150)
@@ -469,15 +462,14 @@ class RowStrip(QWidget):
         self.buttons = holder(row(title, self.previous, self.next, self.random))
         row(self.buttons, (self.about, 1), caption, self.expected, into=self)
 
-    def show_row(self, number: int, of: int, answer: str, source: str) -> None:
-        self._row, self._of = number, of
-        configure(self.about, text=f"Row {figure(number + 1)} of {figure(of)}", toolTip=plain_tip(source))
-        self.expected.setText(answer)
+    def _pick(self, by: int) -> None:
+        self._chat.pick_row(max(-1, (self._chat.row.row if self._chat.row is not None else -1) + by))
 
-    def forget(self) -> None:
-        self._row, self._of = -1, 0
-        self.about.setText("")
-        self.expected.clear()
+    def show_row(self) -> None:
+        chosen = self._chat.row
+        text = f"Row {figure(chosen.row + 1)} of {figure(chosen.of)}" if chosen is not None else ""
+        configure(self.about, text=text, toolTip=plain_tip(chosen.source if chosen is not None else ""))
+        self.expected.setText(chosen.answer if chosen is not None else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,7 +527,7 @@ class SamplingPanel(QFrame):
     def show_defaults(self, values: Mapping[str, Any], system: str) -> None:
         self._defaults, self._system_default = dict(values), system
         for key, line in self.fields.items():
-            line.setText(_text(values.get(key)))
+            line.setText(number_text(values.get(key)))
         self.free_output.setChecked(bool(values.get("free_output")))
         set_shown(self.free_output, values.get("free_output") is not None)
         self.system.setPlainText(system)
@@ -563,10 +555,6 @@ class SamplingPanel(QFrame):
             for each in wrong
         )
         show_text(self.problem, next(sentences, ""))
-        is_changed = any(line.text() != _text(self._defaults.get(key)) for key, line in self.fields.items())
+        is_changed = any(line.text() != number_text(self._defaults.get(key)) for key, line in self.fields.items())
         is_free = bool(self._defaults.get("free_output")) != self.free_output.isChecked()
         self.restore.setEnabled(is_changed or is_free or self.system_message() is not None)
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
