@@ -337,14 +337,14 @@ def test_labels_and_check(qtbot, session: Session, tmp_path: Path) -> None:
     said: list[str] = []
     page.check.refused.connect(said.append)
     for typed in ("2", ""):
-        page.label_line.score.setText(typed)
-        page.label_line.keep.click()
-    page.label_line.score.setText("0.8")
-    QTest.keyClick(page.label_line.score, Qt.Key.Key_Return)
+        page.score.setText(typed)
+        page.keep_label.click()
+    page.score.setText("0.8")
+    QTest.keyClick(page.score, Qt.Key.Key_Return)
     assert said == ["Your score must be a number from 0 to 1."] * 2
     asked = service.last("reward_cases")
     assert asked.arguments["file"] == str(rubric) and asked.arguments["expected"] == {"judge": 0.8}
-    assert page.results.table.currentIndex().row() == 2 and page.label_line.score.text() == ""
+    assert page.results.table.currentIndex().row() == 2 and page.score.text() == ""
     asked.answer({"cases": [{"completion": "42", "expected": {"judge": 0.8}}]})
     page.views.choose("judges")
     assert page.judges.labels.rows == [("42", "0.800", "–")] and not page.judges.start.isEnabled()

@@ -19,7 +19,7 @@ from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
 from app.pages.monitor.steering import GROUPS, RunSteering, SteeringPanel
-from app.pages.train.machines import ADDRESS, COLUMNS, NAME, MachinesPart, free_memory
+from app.pages.train.machines import ADDRESS, COLUMNS, NAME, MachinesCard, free_memory
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.machines import ALONE, Machines
@@ -137,9 +137,9 @@ def test_card(qtbot: QtBot, session: Session, file: Path, service: ServiceByHand
     session.consent.ask_hosts = lambda _: True
     session.service = service  # pyright: ignore[reportAttributeAccessIssue]
     page = QWidget()
-    part = panel = MachinesPart(session, page)
-    part.card.setParent(None)
-    qtbot.show(part.card)
+    panel = MachinesCard(session, page)
+    panel.setParent(None)
+    qtbot.show(panel)
     assert panel.summary.text() == ALONE and not panel.table.isVisible()
     session.draft.set("hosts", str(file))
     assert panel.table.isVisible() and panel.check.isEnabled()
@@ -157,7 +157,7 @@ def test_card(qtbot: QtBot, session: Session, file: Path, service: ServiceByHand
     texts = [model.index(1, column).data() for column in range(len(COLUMNS))]
     assert texts[3:] == ["Answered", "Apple M4 Max", "40.0 of 64.0\u00a0GB", "1000\u00a0GB", "No"]
     assert free_memory(replace(FACTS, memory_free=640 * 10**6)) == "640\u00a0MB of 64.0\u00a0GB"
-    shown = [child.text() for child in panel.card.findChildren(type(panel.summary))]
+    shown = [child.text() for child in panel.findChildren(type(panel.summary))]
     assert "Warning: mac-b has no copy of the model." in shown
     assert panel.copy_model.isVisible() and not panel.copy_command.isVisible()
     panel.save.click()

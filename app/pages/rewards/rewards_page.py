@@ -19,7 +19,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Dot, ElidedLabel, NumberEdit, Segments, dropped_path
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import REMOVE_KEYS, button, explain_at, label, progress_bar, show_text
-from app.widgets.basic.layout import card, column, configure, connect, row, set_shown, show_all, stack
+from app.widgets.basic.layout import card, column, configure, connect, holder, row, set_shown, show_all, stack
 from app.widgets.basic.number_format import DASH, counted, figure, short_duration, signed
 from app.widgets.basic.tables import BaseTable, Column, RowsModel, TextsModel
 from app.widgets.completion_detail import CompletionDetail
@@ -82,7 +82,12 @@ class RewardsPage(QWidget):
         self.cases = BaseTable(model=self.case_model, name="Cases", accessibleDescription=about)
         self.kept = label(role="muted", wrap=True)
         self.check = configure(JudgeCheck(bench, self), refused=session.message)
-        self.judges, self.label_line = JudgePanel(self.check, self._beside), LabelLine(self.check)
+        self.judges = JudgePanel(self.check, self._beside)
+        self.score = NumberEdit(name="Your score", width=64, placeholderText="0 to 1", returnPressed=self._keep_label)
+        self.judge = ComboBox(name="Label for")
+        tip = "Keep your score of this completion to check the judge with (Return)"
+        self.keep_label = button("Keep label", self._keep_label, tip=tip)
+        self.label_line = holder(row(label("Your score", role="muted"), self.score, self.judge, self.keep_label, None))
         self.about = ElidedLabel(font=theme.figures_font())
         keep_tip = "Keeps its current scores by your file's functions (Ctrl+K)"
         self.keep = button("Keep as case", self.keep_case, tip=keep_tip)
@@ -105,7 +110,7 @@ class RewardsPage(QWidget):
         bench.busy_changed.connect(self._show_enabled)
         self.source.refused.connect(session.message)
         self.views.chosen.connect(lambda key: key == "judges" and self.check.count())
-        self.label_line.kept.connect(self._keep_label)
+        self.check.changed.connect(self._show_label_line)
         self.results.table.chosen.connect(self._choose)
         self.results.error_requested.connect(partial(self._show_error, go=True))
         self.results.functions.weighed.connect(self._weigh)
@@ -233,17 +238,32 @@ class RewardsPage(QWidget):
     def _show_judges(self) -> None:
         has_any = bool(self.check.models)
         self.views.set_shown("judges", has_any)
-        self.label_line.show_judges()
+        self._show_label_line()
         if self.views.key == "judges":
             self.check.count() if has_any else self.views.choose("completion")
 
-    def _keep_label(self, name: str, score: float) -> None:
+    def _show_label_line(self) -> None:
+        names = [name for name in self.check.models if self.check.labels_file(name)]
+        self.judge.fill({name: name for name in names}, self.judge.currentData())
+        set_shown(self.judge, len(names) > 1)
+        set_shown(self.label_line, bool(names))
+
+    def _keep_label(self) -> None:
+        """Keep the user's score of a completion for a judge, and go to the next completion."""
+        try:
+            score = float(self.score.text().replace(",", "."))
+        except ValueError:
+            score = -1.0
+        if not 0 <= score <= 1:
+            self.check.refused.emit(NO_LABEL)
+            return
         line = self.results.table.current_line
         if line is not None and line.completion is not None:
-            self.check.keep(name, line.row, line.completion["text"], score)
+            self.check.keep(self.judge.currentData(), line.row, line.completion["text"], score)
             lines, current = self.results.completions.rows, self.results.table.currentIndex().row()
             following = (i for i in range(current + 1, len(lines)) if lines[i].completion is not None)
             self.results.table.selectRow(next(following, current))
+        self.score.clear()
 
     def drop_case(self) -> None:
         self.views.choose("cases")
@@ -373,36 +393,3 @@ class JudgePanel(QFrame):
     def _drop(self) -> None:
         for place in self.label_table.selected_rows():
             self._check.edit_labels(self.name, do="drop", place=place)
-
-
-class LabelLine(QWidget):
-    """Takes the user's score of a completion. Return keeps it and goes to the next completion."""
-
-    kept = Signal(str, float)  # name of the judge, score
-
-    def __init__(self, check: JudgeCheck) -> None:
-        super().__init__()
-        self._check = check
-        self.which = ComboBox(name="Label for")
-        self.score = NumberEdit(name="Your score", width=64, placeholderText="0 to 1", returnPressed=self._keep)
-        tip = "Keep your score of this completion to check the judge with (Return)"
-        self.keep = button("Keep label", self._keep, tip=tip)
-        row(label("Your score", role="muted"), self.score, self.which, self.keep, None, into=self)
-        check.changed.connect(self.show_judges)
-
-    def show_judges(self) -> None:
-        names = [name for name in self._check.models if self._check.labels_file(name)]
-        self.which.fill({name: name for name in names}, self.which.currentData())
-        set_shown(self.which, len(names) > 1)
-        set_shown(self, bool(names))
-
-    def _keep(self) -> None:
-        try:
-            score = float(self.score.text().replace(",", "."))
-        except ValueError:
-            score = -1.0
-        if not 0 <= score <= 1:
-            self._check.refused.emit(NO_LABEL)
-            return
-        self.kept.emit(self.which.currentData(), score)
-        self.score.clear()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
-from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QAbstractItemView, QWidget
 
 from app import theme
@@ -124,14 +124,13 @@ class MachineModel(RowsModel):
         return plain_tip("\n".join(filter(None, lines)))
 
 
-class MachinesPart(QObject):
+class MachinesCard(SettingsCard):
     def __init__(self, session: Session, parent: QWidget) -> None:
-        super().__init__(parent)
+        super().__init__("Machines", parent)
         machines = self._machines = session.machines
         # The card's title is the heading of their group.
         settings = [replace(SETTINGS[key], group="") for key in FIELDS]
-        self.card = SettingsCard("Machines", parent)
-        self.grid = FieldGrid(settings, self.card)
+        self.grid = FieldGrid(settings, self)
         self.summary = label(wrap=True, role="muted")
         self.model = MachineModel(self)
         triggers = QAbstractItemView.EditTrigger
@@ -150,7 +149,7 @@ class MachinesPart(QObject):
         def save() -> None:
             with problems_to(session.message.emit):
                 path = user_path(machines.path, "hosts") if machines.path else None
-                path = path or save_file(self.card, "hosts", "Save hosts file", "hosts.json", "Hosts (*.json)")
+                path = path or save_file(self, "hosts", "Save hosts file", "hosts.json", "Hosts (*.json)")
                 if path is not None:
                     machines.save(path)
 
@@ -166,7 +165,7 @@ class MachinesPart(QObject):
         self._details = holder(column(self.table, holder(flow), self._findings, self._command_row))
         self.tab_stops: list[QWidget] = [self.table, *buttons, self.copy_command]
         for part in (self.grid, self.summary, self._details):
-            self.card.parts.addWidget(part)
+            self.parts.addWidget(part)
         self.model.edited.connect(self._change)
         machines.changed.connect(self._show)
         self._show()

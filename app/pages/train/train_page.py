@@ -16,7 +16,7 @@ from app import theme
 from app.pages.train import launch_column, machines
 from app.pages.train.form import ESSENTIAL, ESSENTIALS, ChangedChips, FieldGrid, Form, SettingsCard
 from app.pages.train.launch_column import DEMO, MARGINS, FileProblemsPanel, LaunchColumn, TranslatedFileBanner
-from app.pages.train.machines import MachinesPart
+from app.pages.train.machines import MachinesCard
 from app.pages.train.picker import Picking, size_text
 from app.pages.train.reward_panel import RewardPanel
 from app.state.dataset import Dataset
@@ -136,8 +136,8 @@ class TrainPage(QWidget):
                 block.parts.addWidget(each)
             form.add_block(block, *grids)
             if section == "training":
-                self.machines = MachinesPart(self.session, form.page)
-                form.add_block(self.machines.card, self.machines.grid)
+                self.machines = MachinesCard(self.session, form.page)
+                form.add_block(self.machines, self.machines.grid)
 
     def _build_next(self) -> None:
         if not self.form.build_next():
