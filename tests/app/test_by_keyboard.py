@@ -160,7 +160,6 @@ PRESSED_BY_RETURN |= {"clone": ["Create the run"], "change settings": ["Apply"]}
 @pytest.mark.parametrize("name", DIALOGS)
 def test_tab_round_a_dialog(window: Window, monkeypatch, name: str) -> None:
     run = window.session.run
-    assert run is not None
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(run.folder.path.parent))
     open_page(window, "train" if name == "picker" else "runs")
     dialog = DIALOGS[name](window)

@@ -50,18 +50,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(qtbot, session: Session, made: Path, monkeypatch) -> Iterator[ChatPage]:
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(made))
-    session.service = ServiceByHand()  # pyright: ignore
+    session.service = ServiceByHand()
     page = ChatPage(session)
-    page.chat._make_service = ServiceByHand  # pyright: ignore
+    page.chat._make_service = ServiceByHand
     qtbot.show(page, 1080, 700)
     yield page
     page.chat.unload()
 
 
 def service_of(page: ChatPage) -> ServiceByHand:
-    service = page.chat._service
-    assert isinstance(service, ServiceByHand)
-    return service
+    return page.chat._service
 
 
 def load(page: ChatPage) -> ServiceByHand:
@@ -120,7 +118,7 @@ def test_what_was_asked_stays_with_its_run(qtbot, page: ChatPage):
     later = qtbot.show(ChatPage(page.session), 1080, 700)  # after a restart
     assert later.transcript.answers[0]["base"].text.toPlainText() == "One." and later.transcript.isVisible()
     assert later.transcript.answers[0]["tuned"].status.text() == "Stopped"
-    later.chat._make_service = ServiceByHand  # pyright: ignore
+    later.chat._make_service = ServiceByHand
     later.continues.click()
     load(later)
     assert send(later, "And?").arguments["turns"] == {
@@ -210,7 +208,6 @@ def test_escape_stops(page: ChatPage):
 @pytest.fixture
 def seeing(page: ChatPage) -> ChatPage:
     """The page with its run, as if its model read pictures."""
-    assert page._choice is not None
     page._choice = replace(page._choice, reads_images=True)
     load(page)
     return page
@@ -396,7 +393,6 @@ def test_serving(qtbot, page: ChatPage, serving: ServePanel):
     page.checkpoints.setCurrentIndex(1)
     task = serve(qtbot, page)
     choice = page._choice
-    assert choice is not None
     options = ["--checkpoint", "best", "--port", "8090", "--parent", str(os.getpid()), "--json"]
     assert task.command[2:] == ["endpoint", choice.name, *options]
     assert serving.status.text() == "Serving first, Best, step 8" and page.serve_button.text() == "Serving"

@@ -168,7 +168,6 @@ def test_the_documented_dataset_is_one_click_away(page: TrainPage, monkeypatch) 
     assert request["id"] == first_choices.DATASET and request["repo_type"] == "dataset"
     answered({"total": 12_300_000})
     note = page.form.fields["data"]._note
-    assert note is not None
     said = note.text().replace("\u202f", " ").replace("\u00a0", " ")
     assert said == "Not on this machine: 12.3 MB will be downloaded when the run starts."
     page.draft.set("data", "")

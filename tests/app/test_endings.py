@@ -41,7 +41,6 @@ def running(name: str = "run", *, steps: int = 30) -> RunFolder:
 def shown(window: Window, folder: RunFolder, qtbot, state: str) -> Run:
     window.session.open_run(folder.path)
     run = window.session.run
-    assert run is not None
     qtbot.waitUntil(lambda: run.has_caught_up and run.state == state)
     run.poll()
     window.pages["monitor"]._refresh()
@@ -203,7 +202,6 @@ def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot,
         other = Session(Prefs(tmp_path / "other"))
         assert other.reattach(), "a window that is opened finds the run that trains"
         run = other.run
-        assert run is not None
         qtbot.waitUntil(lambda: run.control.is_elsewhere)
         run.take_over()
         qtbot.waitUntil(lambda: not window.menus["stop"].isEnabled())
@@ -248,7 +246,6 @@ def test_a_crash_is_offered_to_be_resumed_once(window: Window, session: Session,
     age(folder)
     session.show_last_run()
     offer = crash_offer(session.run.folder, session.prefs.offered_crash)
-    assert offer is not None
     assert offer.question == "run ended unexpectedly after step 137."
     assert offer.detail == "It can go on from step 20. The 117 steps after it would be trained again."
     resumed: list[RunFolder] = []

@@ -198,7 +198,6 @@ def compare(qtbot: QtBot, view: CompareView, archive: Path, *names: str) -> None
     view.compare([read_record(RunFolder(archive / name)) for name in names])
     qtbot.waitUntil(lambda: view.comparison is not None and not view.comparison.is_reading)
     view.refresh()
-    assert view.grid is not None
     qtbot.waitUntil(lambda: not view.grid.turns.isActive())
 
 

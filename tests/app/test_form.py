@@ -512,9 +512,7 @@ def test_every_part_of_an_estimate_has_a_label() -> None:
     """Prompts that several micro-batches share once stood in the list under their internal name."""
     demo = load(demo_config()).model_dump()
     folder = local_folder(demo["model"])
-    assert folder is not None
     shape = shape_of(folder)
-    assert shape is not None
     reported = set()
     long = demo | {"beta": 0.1, "max_completion_length": 2000, "max_seq_length": 4096}
     full, lora = {"train_type": "full", "gradient_accumulation_steps": 8}, {"train_type": "lora", "num_layers": -1}
@@ -542,9 +540,7 @@ def run(apart: Path) -> RunFolder:
 def test_run_as_adapter(page: TrainPage, session: Session, run: RunFolder) -> None:
     session.draft.update({"model": "", "rank": 8})
     field = page.form.fields["adapter"]
-    assert isinstance(field, AdapterField)
     menu = field.browse.menu()
-    assert menu is not None
     menu.aboutToShow.emit()
     of_run = next(action.menu() for action in menu.actions() if action.text() == "first")
     of_run.aboutToShow.emit()
@@ -588,7 +584,6 @@ def test_peft_adapter(page: TrainPage, session: Session, tmp_path: Path) -> None
 
 
 def shown_note(field: AdapterField) -> str:
-    assert field._note is not None
     return field._note.text() if not field._note.isHidden() else ""
 
 

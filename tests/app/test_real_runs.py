@@ -75,7 +75,6 @@ def session(qapp: QApplication, real_runs: Path, monkeypatch, request: pytest.Fi
 def show_run(qtbot: QtBot, session: Session, folder: Path) -> None:
     session.open_run(folder)
     qtbot.waitUntil(lambda: session.run is not None and session.run.has_caught_up)
-    assert session.run is not None
     session.run.changed.emit()
 
 
@@ -116,7 +115,6 @@ def test_what_came_of_a_run(qtbot: QtBot, session: Session, real_runs: Path, tmp
     page = qtbot.show(MonitorPage(session), 1100, 760)
     show_run(qtbot, session, shutil.copytree(real_runs / "full", tmp_path / "full"))
     run = session.run
-    assert run is not None
     assert [(each.label, each.most) for each in changes(run)] == [("Reward in training", 0.75)]
     change_notes(run.folder, correctness="r1_int_reward_func")
     run.changed.emit()
@@ -386,7 +384,6 @@ def test_runs(qtbot: QtBot, session: Session, real_runs: Path, monkeypatch) -> N
     QTest.keyClick(page.table, Qt.Key.Key_Left)
     page.choose_columns()
     dialog = page.findChild(ColumnDialog)
-    assert dialog is not None
     everything = [dialog.list.item(i).data(256) for i in range(dialog.list.count())]
     page.table.show_columns([(key, 0) for key in everything])
     texts = page.table.as_text(list(range(len(page.model.rows))))
@@ -442,7 +439,6 @@ def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     view.compare([read_record(RunFolder(real_runs / name)) for name in names])
     qtbot.waitUntil(lambda: view.comparison is not None and not view.comparison.is_reading, timeout=60_000)
     view.refresh()
-    assert view.grid is not None
     titles = [plot.title for plot in view.grid.plots]
     assert "Reward" in titles and any("terminated" in title.lower() for title in titles)
     for axis, plots in (
