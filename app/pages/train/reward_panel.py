@@ -298,7 +298,7 @@ class RewardPanel(QWidget):
         buttons = (self.use_defaults, self.add_file, self.add_model, self.try_button)
         self.tab_stops: list[QWidget] = [self.table, *buttons, self.result, self.more]
         self.model.picked.connect(self._pick)
-        bench.busy_changed.connect(lambda activity: self.try_button.setText("Cancel" if activity else "Try"))
+        bench.busy_changed.connect(self._show_busy)
         self.arguments.changed.connect(self._take_arguments)
         connect(self.remove, self.arguments.remove.clicked, self.table.remove_requested)
         self.arguments.edit.clicked.connect(self._edit_rubric)
@@ -330,6 +330,9 @@ class RewardPanel(QWidget):
             self._seed += 1
             size = int(self._draft.valid_values()["group_size"])
             self._bench.sample("random", TRIED_ROWS, [], size, self._seed)
+
+    def _show_busy(self, activity: str) -> None:
+        self.try_button.setText("Cancel" if activity else "Try")
 
     def _pick(self, weights: Mapping[str, float | None]) -> None:
         """The draft gets no weights if all are 1."""
