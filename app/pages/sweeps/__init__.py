@@ -1,0 +1,1 @@
+"""The Sweeps page."""

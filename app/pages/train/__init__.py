@@ -1,0 +1,1 @@
+"""The package app.pages.train."""
