@@ -78,11 +78,6 @@ def test_accuracy_compares_mathematics_and_words(answer: str, text: str, right: 
     assert score_of("accuracy_reward", text, answer) == right
 
 
-def test_accuracy_after_thoughts_is_that_of_finished_reasoning() -> None:
-    texts = ["<think>5</think> \\boxed{4}", "<think>\\boxed{4}", "\\boxed{4}", "<think>4</think> 5"]
-    assert scores_of("accuracy_reward(after_thoughts=true)", texts, "4") == [1.0, 0.0, 0.0, 0.0]
-
-
 def test_an_endless_comparison_scores_0_and_the_next_one_is_compared() -> None:
     # sympy computes 9^{9^9} in one call into C, which no thread and no Python signal handler can end.
     began = time.perf_counter()
@@ -167,17 +162,6 @@ def test_arithmetic_never_fails_and_never_hangs(text: str) -> None:
     assert number is None or isinstance(number, Fraction)
 
 
-def test_math_eval_scores_the_value_of_the_expression() -> None:
-    texts = ["<think>?</think><answer>(1+3)*6</answer>", "24", "25", "", "many"]
-    assert scores_of("math_eval", texts, "24") == [1, 1, 0, 0, 0]
-    assert scores_of("math_eval", ["0.333", "0.3333333"], "1/3") == [0, 1]
-    assert scores_of("math_eval(tolerance=0.01)", ["0.333", "0.3", "1/3"], "1/3") == [1, 0, 1]
-    assert scores_of("math_eval(tolerance=0)", ["0.3333333", "2/6"], "1/3") == [0, 1]
-    assert score_of("math_eval", "0.0000001", "0") == 0  # nothing is near zero but zero
-    assert score_of("math_eval", "-1", "-1.0000001") == 1
-    assert score_of("math_eval", "4", "a word") is None
-
-
 @cases(
     ("text", "answer", "right"),
     [
@@ -203,46 +187,51 @@ def test_multiple_choice_compares_sets_of_options(text: str, answer: str, right:
     assert score_of("multiple_choice", text, answer) == float(right)
 
 
-def test_partial_multiple_choice_scores_the_overlap() -> None:
-    assert scores_of("multiple_choice", ["A", "A, C", "A, B"], "A, C") == [0, 1, 0]
-    scores = scores_of("multiple_choice(partial=true)", ["A", "A, C", "A, B", "", "D"], "A, C")
-    assert scores == pytest.approx([0.5, 1, 1 / 3, 0, 0])
-    assert score_of("multiple_choice(partial=true)", "A", "Paris") is None
-    assert score_of("multiple_choice", "", "") is None
+SAID = ["the cat sat", "the cat", "sat sat sat", "<think>a cat</think><answer>dog</answer>"]
+SCORES: list[tuple[str, list[str], str, list[float | None]]] = [
+    (
+        "accuracy_reward(after_thoughts=true)",
+        ["<think>5</think> \\boxed{4}", "<think>\\boxed{4}", "\\boxed{4}", "<think>4</think> 5"],
+        "4",
+        [1, 0, 0, 0],
+    ),
+    ("math_eval", ["<think>?</think><answer>(1+3)*6</answer>", "24", "25", "", "many"], "24", [1, 1, 0, 0, 0]),
+    ("math_eval", ["0.333", "0.3333333"], "1/3", [0, 1]),
+    ("math_eval(tolerance=0.01)", ["0.333", "0.3", "1/3"], "1/3", [1, 0, 1]),
+    ("math_eval(tolerance=0)", ["0.3333333", "2/6"], "1/3", [0, 1]),
+    ("math_eval", ["0.0000001"], "0", [0]),  # nothing is near zero but zero
+    ("math_eval", ["-1"], "-1.0000001", [1]),
+    ("math_eval", ["4"], "a word", [None]),
+    ("multiple_choice", ["A", "A, C", "A, B"], "A, C", [0, 1, 0]),
+    ("multiple_choice", [""], "", [None]),
+    ("multiple_choice(partial=true)", ["A", "A, C", "A, B", "", "D"], "A, C", [0.5, 1, 1 / 3, 0, 0]),
+    ("multiple_choice(partial=true)", ["A"], "Paris", [None]),
+    ("jaccard", SAID, "The cat sat.", [1, 2 / 3, 1 / 3, 0]),
+    ("jaccard", ["the cat", ""], "a cat", [1 / 3, 0]),
+    ("jaccard", ["cat"], "…", [None]),
+    ("jaccard", ["Straße"], "STRASSE", [1]),
+    ("keyword(word=therefore)", ["Therefore", "so", "", "x thereforex"], "4", [1, 0, 0, 1]),
+    ("keyword(word=Therefore, case=true)", ["Therefore", "so", "", "x thereforex"], "4", [1, 0, 0, 0]),
+    ("keyword(word=THEREFORE)", ["Therefore", "so", "", "x thereforex"], "4", [1, 0, 0, 1]),
+    (r'regex_match(pattern=r"^\d+$")', ["12", "a12", "", "12 "], "4", [1, 0, 0, 0]),
+    ("regex_match(pattern='b')", ["abc", "a"], "4", [1, 0]),
+    ("regex_match(pattern='a.c')", ["a\nc"], "4", [0]),
+    ("regex_match(pattern='(?s)a.c')", ["a\nc"], "4", [1]),
+    ("diversity", ["a b c", "a b c"], "4", [0, 0]),
+    ("diversity", ["a b", "c d"], "4", [1, 1]),
+    ("diversity", ["a b c", "a b c", "d e f"], "4", [0.5, 0.5, 1]),
+    ("diversity", ["a b c", "A B D"], "4", [2 / 3, 2 / 3]),  # ab in {ab, bc, bd}
+    ("diversity", ["", ""], "4", [0, 0]),
+    ("diversity", ["", "a"], "4", [1, 1]),
+    ("diversity", ["a"], "4", [None]),
+    ("r1_int", ["<answer>-3</answer>", "<answer>3</answer>", "<answer></answer>"], "4", [0.5, 0.5, 0]),
+    ("r1_int(sign=false)", ["<answer>-3</answer>", "<answer>3</answer>", "<answer></answer>"], "4", [0, 0.5, 0]),
+]
 
 
-# jaccard, keyword, regex_match, valid_json, think_format_reward
-
-
-@cases(
-    ("text", "answer", "score"),
-    [
-        ("the cat sat", "The cat sat.", 1.0),
-        ("the cat", "a cat", 1 / 3),
-        ("cat cat cat", "cat", 1.0),
-        ("<think>a dog</think><answer>cat</answer>", "cat", 1.0),
-        ("dog", "cat", 0.0),
-        ("", "cat", 0.0),
-        ("cat", "…", None),
-        ("Straße", "STRASSE", 1.0),
-    ],
-)
-def test_jaccard_is_the_share_of_common_words(text: str, answer: str, score) -> None:
-    assert score_of("jaccard", text, answer) == (None if score is None else pytest.approx(score))
-
-
-def test_keyword_is_found_anywhere_and_is_case_sensitive_on_request() -> None:
-    texts = ["Therefore", "so", "", "x thereforex"]
-    assert scores_of("keyword(word=therefore)", texts) == [1, 0, 0, 1]
-    assert scores_of("keyword(word=Therefore, case=true)", texts) == [1, 0, 0, 0]
-    assert scores_of("keyword(word=THEREFORE)", texts) == [1, 0, 0, 1]
-
-
-def test_regex_match_searches_the_whole_completion() -> None:
-    assert scores_of(r'regex_match(pattern=r"^\d+$")', ["12", "a12", "", "12 "]) == [1, 0, 0, 0]
-    assert scores_of("regex_match(pattern='b')", ["abc", "a"]) == [1, 0]
-    assert scores_of("regex_match(pattern='a.c')", ["a\nc"]) == [0]
-    assert scores_of("regex_match(pattern='(?s)a.c')", ["a\nc"]) == [1]
+@cases(("entry", "texts", "answer", "expected"), SCORES)
+def test_functions_score_as_their_tables_say(entry: str, texts: list[str], answer: str, expected: list) -> None:
+    assert scores_of(entry, texts, answer) == pytest.approx(expected)
 
 
 def test_a_pattern_that_backtracks_for_years_matches_nothing_and_ends() -> None:
@@ -347,25 +336,6 @@ def test_a_missing_length_limit_is_refused(entry: str) -> None:
         score_of(entry, "4", ids=[1])
 
 
-# diversity, choice_correctness, r1_int(sign=false)
-
-
-@cases(
-    ("texts", "expected"),
-    [
-        (["a b c", "a b c"], [0.0, 0.0]),
-        (["a b", "c d"], [1.0, 1.0]),
-        (["a b c", "a b c", "d e f"], [0.5, 0.5, 1.0]),
-        (["a b c", "A B D"], [2 / 3, 2 / 3]),  # ab in {ab, bc, bd}
-        (["", ""], [0.0, 0.0]),
-        (["", "a"], [1.0, 1.0]),
-        (["a"], [None]),
-    ],
-)
-def test_diversity_is_one_minus_the_mean_similarity_with_the_others(texts: list[str], expected: list) -> None:
-    assert scores_of("diversity", texts) == pytest.approx(expected)
-
-
 def test_diversity_knows_the_groups_by_their_prompts() -> None:
     first, second = make_group("a b", "a b"), make_group("a b", "c d")
     second.problem.prompt = "another"
@@ -374,12 +344,6 @@ def test_diversity_knows_the_groups_by_their_prompts() -> None:
     assert scores_of("diversity(ngram_size=1)", ["b a", "a b"]) == [0.0, 0.0]
     with pytest.raises(UserError, match="ngram_size must be from 1 to 20"):
         resolve(["diversity(ngram_size=0)"])
-
-
-def test_an_integer_answer_without_a_sign_is_digits_only() -> None:
-    texts = ["<answer>-3</answer>", "<answer>3</answer>", "<answer></answer>"]
-    assert scores_of("r1_int", texts) == [0.5, 0.5, 0.0]
-    assert scores_of("r1_int(sign=false)", texts) == [0.0, 0.5, 0.0]
 
 
 ARGUMENTS = {"keyword": "(word=so)", "regex_match": "(pattern='(a|aa)+$')"}

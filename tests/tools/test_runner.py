@@ -397,6 +397,10 @@ def test_public_methods_of_an_environment_are_tools(load) -> None:
     assert reward.about.name == "Shop" and reward.about.line == FILE[: FILE.index("def get_reward")].count("\n") + 1
 
 
+E, SHORT = {"environment": "mine.py::E"}, "class E:\n    def reset(self): ...\n    def "
+RAISED = r"E\(\) raised ZeroDivisionError: division by zero \(mine.py, line 73\)"
+
+
 @pytest.mark.parametrize(
     ("addition", "settings", "setting", "says"),
     [
@@ -413,26 +417,11 @@ def test_public_methods_of_an_environment_are_tools(load) -> None:
         ("", {"environment": "mine.py::Stop"}, "environment", "no class Stop; its classes are Shop, Plain."),
         ("", {"environment": "mine.py"}, "environment", "An environment is file.py::Class, not"),
         ("", {"environment": "mine.py::_PRICES"}, "environment", "dict is not a class"),
-        ("class E: ...", {"environment": "mine.py::E"}, "environment", r"E needs a method reset\(self, \*\*row\)"),
-        ("class E:\n    reset = 1", {"environment": "mine.py::E"}, "environment", "needs a method reset"),
-        (
-            "class E:\n    def __init__(self): 1 / 0",
-            {"environment": "mine.py::E"},
-            "environment",
-            r"E\(\) raised ZeroDivisionError: division by zero \(mine.py, line 73\)",
-        ),
-        (
-            "class E:\n    def reset(self): ...\n    def price(self): ...",
-            {"environment": "mine.py::E"},
-            "environment",
-            "price is a function of the tools file and a method of E",
-        ),
-        (
-            "class E:\n    def reset(self): ...\n    def go(self, to: str): ...",
-            {"environment": "mine.py::E"},
-            "environment",
-            "The model cannot be told of E.go. .*no docstring",
-        ),
+        ("class E: ...", E, "environment", r"E needs a method reset\(self, \*\*row\)"),
+        ("class E:\n    reset = 1", E, "environment", "needs a method reset"),
+        ("class E:\n    def __init__(self): 1 / 0", E, "environment", RAISED),
+        (f"{SHORT}price(self): ...", E, "environment", "price is a function of the tools file and a method of E"),
+        (f"{SHORT}go(self, to: str): ...", E, "environment", "The model cannot be told of E.go. .*no docstring"),
     ],
 )
 def test_what_cannot_be_a_tool_is_one_message(

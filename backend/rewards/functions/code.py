@@ -73,10 +73,10 @@ def code_tests(
         if not of_row or not source:
             continue
         if isinstance(of_row, AssertTests):
-            task = {"source": source, "setup": of_row.setup, "tests": [test.source for test in of_row.tests]}
+            task = {"source": source, "setup": of_row.setup, "tests": [test for test, _ in of_row.tests]}
             wanted[source, id(of_row)] = of_row, [task]
         else:
-            wanted[source, id(of_row)] = of_row, [{"source": source, "input": test.input} for test in of_row]
+            wanted[source, id(of_row)] = of_row, [{"source": source, "input": given} for given, _ in of_row]
     results: Sequence[Sequence[TaskResult]] = []
     if wanted:
         deadline_s = max(until - time.monotonic(), 1.0)
@@ -93,8 +93,8 @@ def code_tests(
                 _asserts_passed(of_row, each[0])
                 if isinstance(of_row, AssertTests)
                 else sum(
-                    result["ended"] == "exit" and result["code"] == 0 and same_output(result["output"], test.output)
-                    for test, result in zip(of_row, each, strict=False)
+                    result["ended"] == "exit" and result["code"] == 0 and same_output(result["output"], expected)
+                    for (_, expected), result in zip(of_row, each, strict=False)
                 )
             )
     passed = [
@@ -180,11 +180,8 @@ def _asserts_passed(tests: AssertTests, result: TaskResult) -> int:
                         holds = expected.holds(decoded(claim["value"]))
                 observed[index][number] = observed[index].get(number, True) and holds
     return sum(
-        index in done
-        and test.required <= observed[index].keys()
-        and bool(observed[index])
-        and all(observed[index].values())
-        for index, test in enumerate(tests.tests)
+        index in done and required <= observed[index].keys() and bool(observed[index]) and all(observed[index].values())
+        for index, (_, required) in enumerate(tests.tests)
     )
 
 
@@ -208,20 +205,12 @@ class ExpectedValue:
             return False
 
 
-@dataclass(frozen=True, slots=True)
-class AssertTest:
-    """A test with observations for assertions, and those it always makes."""
-
-    source: str
-    required: frozenset[int]
-
-
 @dataclass(slots=True)
 class AssertTests:
-    """Tests of a row. `setup` runs first; `expected` by observation number."""
+    """Tests of a row, each with the observations that it always makes. `setup` runs first; `expected` by number."""
 
     setup: str = ""
-    tests: list[AssertTest] = field(default_factory=list)
+    tests: list[tuple[str, frozenset[int]]] = field(default_factory=list)
     expected: dict[int, ExpectedValue] = field(default_factory=dict)
 
 
@@ -230,13 +219,13 @@ def assert_tests(sources: list[str], setup: str = "", entry_point: str = "") -> 
     call of an asserting function, or HumanEval's `check(entry_point)`. The rest is setup. Raises SyntaxError, and
     ValueError if nothing can fail."""
     observations = _Observations()
-    tests: list[AssertTest] = []
+    tests: list[tuple[str, frozenset[int]]] = []
     asserting: dict[str, frozenset[int]] = {}  # asserting functions → observations that a call always makes
     prepared: list[ast.stmt] = []
     before: list[ast.stmt] = []  # statements since the last test
 
     def end_test(statements: list[ast.stmt], required: frozenset[int]) -> None:
-        tests.append(AssertTest(_unparsed([*before, *statements]), required))
+        tests.append((_unparsed([*before, *statements]), required))
         before.clear()
 
     for statement in (statement for source in (setup, *sources) for statement in [*ast.parse(source).body, None]):
@@ -336,14 +325,7 @@ class UnusableTestsError(ValueError):
     """The column holds no tests; the text completes a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTest:
-    """Standard input and expected output."""
-
-    input: str
-    output: str
-
-
+StreamTest = tuple[str, str]  # standard input and expected output
 RowTests = AssertTests | list[StreamTest]
 
 
@@ -395,7 +377,7 @@ def _calls(name: str, cases: list[tuple[Any, Any]]) -> AssertTests:
         if not isinstance(arguments, list):
             raise UnusableTestsError("inputs of a function that are no lists of arguments")
         call = f"{OBSERVE}({number}, __entry__({name!r})(*{arguments!r}))"
-        tests.tests.append(AssertTest(call, frozenset({number})))
+        tests.tests.append((call, frozenset({number})))
         either = [output, output[0]] if isinstance(output, list) and len(output) == 1 else [output]
         tests.expected[number] = ExpectedValue("right", "In", list(_EitherSequence(either)))
     return tests
@@ -431,5 +413,7 @@ def _asserts(sources: list[str], row: Mapping[str, Any], most: int) -> AssertTes
 
 
 def _stream_tests(pairs: Iterable[tuple[Any, Any]]) -> list[StreamTest]:
-    texts = [["\n".join(map(str, each)) if isinstance(each, list) else str(each) for each in pair] for pair in pairs]
-    return [StreamTest(*pair) for pair in texts]
+    def text(lines: Any) -> str:
+        return "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
+
+    return [(text(given), text(expected)) for given, expected in pairs]
