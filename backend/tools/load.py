@@ -363,8 +363,7 @@ class McpServers(ScorerTools):
 
     def close(self) -> None:
         if not self._loop.is_closed():
-            for server in self._servers:
-                self._soon(server.stop()).result()
+            wait([self._soon(server.stop()) for server in self._servers])
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
