@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from backend.cli.common import STOPPED, AllowCode, AsJson, Live, RunsDir, Stream, ignore_sighup, tell, tell_json, verb
+from backend.cli.common import (
+    BUG,
+    STOPPED,
+    USER_ERROR,
+    AllowCode,
+    AsJson,
+    Live,
+    RunsDir,
+    Stream,
+    ignore_sighup,
+    print_problems,
+    tell,
+    tell_json,
+    verb,
+)
 from backend.cli.completions import Changes, RunName, checkpoints
 from backend.cli.completions import changes as changes_offered
 from backend.cli.training import PreparedRun, check_settings, parse_changes, train_and_exit
@@ -18,6 +35,7 @@ from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.runs.events import Follower, has_finished
 from backend.runs.run_folder import all_runs, find_run
 from backend.runs.steering import changed, request_change, run_config
+from backend.utils.disk import disk_fault, fault_of
 from backend.utils.errors import UserError
 from backend.utils.file_lock import held
 from backend.utils.places import path_text
@@ -245,6 +263,24 @@ def track(
     if upload and to != "wandb":
         raise UserError("upload", f"{to} uploads nothing; --upload goes with wandb.")
     folder = find_run(run, runs_dir)
-    follow(folder, to, may_upload=upload, say=print)
+    before = threading.excepthook
+
+    def end(what: threading.ExceptHookArgs) -> None:
+        """Exit if a tracker's thread dies, as tensorboardX's writer does on a full disk: it blocks the main thread."""
+        error, code = what.exc_value, BUG
+        if error is not None and fault_of(error) is not None:
+            print_problems(disk_fault(folder.trackers / to, error))
+            code = USER_ERROR
+        else:
+            before(what)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+    threading.excepthook = end
+    try:
+        follow(folder, to, may_upload=upload, say=print)
+    finally:
+        threading.excepthook = before
     place = "your account at Weights & Biases" if upload else TRACKERS[to].place
     tell(f"What {to} writes of {folder.name} is in {place}.")
