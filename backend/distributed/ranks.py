@@ -158,6 +158,12 @@ def own_addresses() -> list[str]:
     """Addresses at which the others may reach rank 0: those of the hosts file, or all, local ones last."""
     if named := os.environ.get(ADDRESSES_VARIABLE):
         return named.split(",")
+    by_hand = [os.environ.get("MLX_JACCL_COORDINATOR", "").rpartition(":")[0], os.environ.get("NCCL_HOST_IP", "")]
+    with suppress(OSError, KeyError):  # started by hand
+        ring = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
+        by_hand += [entry.rpartition(":")[0] for entry in ring[0]]
+    if by_hand := [address for address in by_hand if address]:
+        return by_hand
     up = {name for name, about in psutil.net_if_stats().items() if about.isup}
     found = {
         entry.address

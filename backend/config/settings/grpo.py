@@ -261,7 +261,7 @@ class GrpoFields(BaseModel):
         choices=[
             ("constant", "Constant", "The weights as they stand."),
             ("linear", "Linear", "Along a line to the final weights."),
-            ("adaptive", "Adaptive", "Those that seldom succeed gain weight; those that nearly always do lose some."),
+            ("adaptive", "Adaptive", "Functions that seldom succeed gain weight; those that always do lose some."),
         ],
         used_by=("rewards",),
     )
@@ -281,7 +281,11 @@ class GrpoFields(BaseModel):
         "process",
         "Reward isolation",
         choices=[
-            ("process", "Own process", "Without the trainer's files and environment; a hang leaves the run saved."),
+            (
+                "process",
+                "Own process",
+                "Without the trainer's files and environment. A crash or hang costs one message, and the run is saved.",
+            ),
             ("thread", "In the trainer", "For functions that need its memory. A crash or hang ends the run."),
         ],
         used_by=("rewards",),

@@ -117,7 +117,7 @@ class ModelFields(BaseModel):
         choices=[
             ("auto", "Automatic", "As the model comes; 32 bits under full fine-tuning, and on a CPU with the memory."),
             ("float32", "float32", "Sampling and learning agree exactly. Twice the memory of 16 bits."),
-            ("bfloat16", "bfloat16", "As most models come. Full fine-tuning keeps 32-bit weights beside it."),
+            ("bfloat16", "bfloat16", "As most models come: a wide range. Full fine-tuning adds 32-bit weights."),
             ("float16", "float16", "Eight times finer than bfloat16, with a smaller range."),
         ],
     )
