@@ -59,12 +59,12 @@ def one_line(text: str, limit: int | None = None, is_cut: bool = False) -> str:
     return f"{line[: limit - 1].rstrip()}…"
 
 
-def fenced(text: str) -> str:
+def fenced(text: str, language: str = "") -> str:
     """Markdown's code block; its fence is longer than any within."""
     fence = "```"
     while fence in text:
         fence += "`"
-    return f"{fence}\n{text}\n{fence}"
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def as_in_a_terminal(line: str) -> str:
