@@ -113,7 +113,7 @@ def rewrite(file: Path, edit: Callable[[dict[str, Any]], None], cut: int = 0, cl
 NORM = "model.norm.weight"
 BROKEN = "was cut off, or is no sound safetensors file"
 HEADERS: list[tuple[str, Callable[[dict[str, Any]], Any], dict[str, int], str]] = [
-    ("truncated", lambda header: None, {"cut": 100}, f"{BROKEN}: incomplete metadata, file not fully covered"),
+    ("truncated", lambda header: None, {"cut": 100}, BROKEN),
     ("a header of 1 GB", lambda header: None, {"claim": 2**30}, BROKEN),
     ("the largest header", lambda header: None, {"claim": 2**64 - 1}, BROKEN),
     ("a shape beyond", lambda header: header[NORM].update(shape=[2**62]), {}, BROKEN),
@@ -125,8 +125,8 @@ HEADERS: list[tuple[str, Callable[[dict[str, Any]], Any], dict[str, int], str]] 
         "as F4",
     ),
     ("no array", lambda header: header.update({NORM: None}), {}, BROKEN),
-    ("overlapping", lambda header: header[NORM].update(data_offsets=[0, 128]), {}, f"{BROKEN}: invalid offset"),
-    ("a gap", lambda header: header.pop(NORM), {}, f"{BROKEN}: invalid offset"),
+    ("overlapping", lambda header: header[NORM].update(data_offsets=[0, 128]), {}, BROKEN),
+    ("a gap", lambda header: header.pop(NORM), {}, BROKEN),
     ("odd metadata", lambda header: header.update(__metadata__={"a": 3}), {}, BROKEN),
 ]
 
