@@ -41,7 +41,7 @@ from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.disk import DiskError, replace_file
 from backend.utils.documents import parse_yaml
-from backend.utils.errors import UserError
+from backend.utils.errors import UserError, log_traceback
 from backend.utils.files import user_path
 from backend.utils.text import quote
 
@@ -117,7 +117,8 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
         require_allowed(raw, allow=allow_code)
         return PreparedRun(folder, *check_settings(raw, folder.path, partial(look_for_stop_word, folder)), lock=lock)
     except UserError as error:
-        end_before_start(folder, lock, "failed", str(error))
+        with logging_to(folder):  # of a reward file that cannot be loaded
+            end_before_start(folder, lock, "failed", f"{error}{log_traceback(error.traceback)}")
         raise
     except StopPending:
         sentence = "Stopped before its first step, while its settings and data were checked."

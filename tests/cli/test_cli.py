@@ -302,6 +302,18 @@ def test_faults_of_a_folder_that_the_window_made_are_in_its_event_log(inputs: Pa
     assert event["sentence"].splitlines() == says
 
 
+def test_the_traceback_of_a_reward_file_that_fails_to_load_is_in_the_log(
+    inputs: Path, runs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("def broken(completions, **columns): ...\n\n\nraise RuntimeError('no table')\n")
+    settings = _reward("broken") | {"reward_functions_file": str(tmp_path / "mine.py")}
+    file = config(inputs, runs / "made", **settings)
+    assert call("train", "--run", file.parent, "--allow-code").exit_code == 2
+    (event,) = read_events(runs / "made" / "events.jsonl")
+    assert "no table" in event["sentence"] and event["sentence"].endswith(" The traceback is in log.txt.")
+    assert "Traceback" in (runs / "made" / "log.txt").read_text()
+
+
 def test_a_failing_reward_is_named_and_the_steps_before_it_are_saved(inputs: Path, runs: Path, tmp_path: Path) -> None:
     fails_later = "broken.calls = getattr(broken, 'calls', 0) + 1\n    return [1 / (broken.calls < 3)"
     (tmp_path / "mine.py").write_text(MINE.replace("return [1 / 0", fails_later))
