@@ -93,7 +93,7 @@ def machine_scenes(window: Any) -> Iterator[str]:
     session.machines.changed.emit()
     page.show_density("all")
     QApplication.processEvents()
-    page.form.verticalScrollBar().setValue(page.machines.card.y())
+    page.form.verticalScrollBar().setValue(page.machines.y())
     yield "train-machines"
     session.draft.restore_state(form, with_file=True)
     page.show_density("essentials")
