@@ -201,16 +201,18 @@ POLISHED, _OWN_STYLE = Qt.WidgetAttribute.WA_WState_Polished, Qt.WidgetAttribute
 
 
 def _restyle_hidden() -> None:
-    """Style what was hidden, 20 ms at a time: Qt takes half a second for the 2,500 widgets of a window."""
-    end = time.monotonic() + 0.02
+    """Style what was hidden, 20 ms at a time: Qt takes half a second for the 2,500 widgets of a window. What has been
+    shown since comes first and at once: Qt does not polish it again."""
     waiting = [widget for widget in application().allWidgets() if not widget.testAttribute(POLISHED)]
-    for widget in sorted(waiting, key=QWidget.isVisible, reverse=True):  # shown since: Qt does not polish them again
+    waiting.sort(key=QWidget.isVisible, reverse=True)
+    end = time.monotonic() + 0.02
+    for widget in waiting:
+        if time.monotonic() > end and not widget.isVisible():
+            QTimer.singleShot(0, _restyle_hidden)
+            return
         widget.style().polish(widget)
         widget.setAttribute(POLISHED)
         widget.update()
-        if time.monotonic() > end:
-            QTimer.singleShot(0, _restyle_hidden)
-            return
 
 
 def _qt_palette(colours: Palette) -> QPalette:
