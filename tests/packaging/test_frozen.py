@@ -287,7 +287,7 @@ def two_ranks(machine: Machine) -> Path:
 
 def machines(machine: Machine, run: Path) -> None:
     report = last_json(machine.backend("machines", two_ranks(machine), "--json"))
-    assert report["backend"] == "ring" and report["link"], report
+    assert report["backend"] == "ring" and [each["problem"] for each in report["machines"]] == ["", ""], report
 
 
 def rank(machine: Machine, run: Path) -> None:
