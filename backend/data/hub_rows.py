@@ -1,4 +1,4 @@
-"""Load a Hugging Face dataset from its own repository only, media undecoded; from the cache if the Hub is away."""
+"""Load a Hugging Face dataset from its own repository only, without decoding media; offline from the cache."""
 
 from __future__ import annotations
 

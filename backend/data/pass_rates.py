@@ -26,7 +26,7 @@ DRAWS = 3  # pass rates drawn for each candidate: one alone often makes a row of
 
 
 class PassRates:
-    """The pass rates of rows, `sizes` long in characters. `solved_from`: the reward from which a completion passes;
+    """The pass rates of rows of `sizes` characters. `solved_from`: the reward from which a completion passes;
     below it, it counts as its share of the range of rewards so far. `uniform_share`: share of the prompts that are
     drawn from all rows alike.
     Each draw depends on the seed, the position in the run and the finished steps alone."""

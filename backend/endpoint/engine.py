@@ -37,7 +37,8 @@ Tell = Callable[[Sequence[SampledToken], Stop | UserError | None], None]
 @dataclass(eq=False)
 class Job:
     """An answer to compute. `tell` gets new tokens, with the last ones the reason of the end, or an error, in the
-    engine's thread. `top`: likeliest tokens to report. `choice`: its number among answers to one prompt."""
+    engine's thread. `top`: likeliest tokens to report. `choice`: its number among answers to one prompt. `is_cancelled`
+    may be set in any thread."""
 
     model: ServedModel
     prompt: list[int]
@@ -59,7 +60,8 @@ class Job:
 
 
 class Engine:
-    """`run` belongs into the thread that loaded the models. `rows`: most answers of a model decoded together."""
+    """Call `run` in the thread that loaded the models, `submit` and `stop` in any. `rows`: most answers of a model that
+    are decoded together."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows

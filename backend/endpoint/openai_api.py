@@ -132,8 +132,9 @@ def _message(number: int, message: Message) -> Message:
 
 @dataclass(slots=True)
 class AnswerText:
-    """Splits an answer's text, as it arrives, into the fields of a message. What follows the mark of a tool call is
-    held back until the end, where calls are parsed. A stop string ends the answer and is not part of it."""
+    """Splits an answer's text, as it arrives, into the fields of a message, `reasoning_content` among them. What
+    follows the mark of a tool call is held back until the end, where calls are parsed. A stop string ends the answer
+    and is not part of it."""
 
     model: ServedModel
     tools: Sequence[Message] = ()

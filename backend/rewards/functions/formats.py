@@ -2,8 +2,8 @@
 word, and what it repeats. No text makes them slow: each passes over it a fixed number of times, and a regular
 expression has a time limit.
 
-Those of its length count tokens, with the end of the sequence and, as in TRL, the results of tools. The default of a
-limit is the run's `max_completion_length`. They return None where the sampled tokens are not known."""
+Length rewards count the sampled tokens, with the end of the sequence and, as in TRL, the results of tools. Their limit
+is the run's `max_completion_length` by default. They return None where the sampled tokens are not known."""
 
 from __future__ import annotations
 
