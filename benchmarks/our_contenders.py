@@ -11,8 +11,8 @@ from backend.models.policy import Policy, load_policy
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.advantages import advantages
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
 from benchmarks import ablation
@@ -77,7 +77,7 @@ def steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     """Whole steps."""
     config = settings(case, folder)
     policy = load_policy(config)
-    rollout, learner = Sampler(policy, case.completion), grpo_learner(policy, config, MANY)
+    rollout, learner = Sampler(policy, case.completion), build_learner(policy, config, MANY)
     for number in stopwatch.steps():
         groups = rollout.sample(
             problems(case, number, folder), case.group_size, sampling(case), 0, number * case.prompts
@@ -104,7 +104,7 @@ def training_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     """Training alone, on random completions of full length."""
     config = settings(case, folder)
     policy = load_policy(config)
-    learner = grpo_learner(policy, config, MANY, micro_batch_tokens=case.micro_batch)
+    learner = build_learner(policy, config, MANY, micro_batch_tokens=case.micro_batch)
     for number in stopwatch.steps():
         groups = random_groups(case, number)
         stopwatch.restart()

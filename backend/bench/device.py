@@ -41,8 +41,8 @@ from backend.trainer.machine import gpu_error
 from backend.trainer.memory.estimate import GB, estimate_run
 from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.memory.plan import plan_limits, plan_memory, working_set_bytes
+from backend.training.algorithms import build_learner
 from backend.training.batch import Batch, pack
-from backend.training.grpo import grpo_learner
 from backend.types import Completion, Group, Problem
 from backend.utils.disk import save_as
 from backend.utils.errors import UserError
@@ -316,7 +316,7 @@ class ModelBench:
         if not task.kl:
             policy = copy.copy(policy)
             policy.reference = policy.reference_model = None
-        return grpo_learner(policy, config, 10**6, **limits)
+        return build_learner(policy, config, 10**6, **limits)
 
     def _random_batch(self, task: Task) -> Batch:
         draw, groups = np.random.default_rng(7), list[Group]()

@@ -35,7 +35,8 @@ from backend.models.policy import Base, Policy
 from backend.models.sharded_policy import load_sharded_policy
 from backend.sampling.rollout import Poll, Sampler, decode_costs
 from backend.sampling.sampler import Sampling
-from backend.trainer.run_context import MODES, Engine, RunContext
+from backend.trainer.run_context import Engine, RunContext
+from backend.training.algorithms import build_learner
 from backend.training.batch import Batch
 from backend.training.collectives import total
 from backend.training.learner import Learner
@@ -136,7 +137,7 @@ class LeadingEngine(Engine):
         of_rollout = of_rollout | {"stop": config.stop, "merge": True}
 
         def build() -> tuple[Learner, Sampler]:
-            learner = MODES[config.train_mode].learner(policy, config, steps, **of_learner)
+            learner = build_learner(policy, config, steps, **of_learner)
             rollout = LeadingSampler(self, config, policy, config.max_completion_length, **of_rollout, costs=costs)
             self.parts = ModelParts(policy, learner, rollout)
             own = self.parts.decisions()
@@ -275,7 +276,7 @@ class _Follower:
             self.config = body["config"]
             self.policy = load_sharded_policy(self.config, self.ranks.group, add_up=partial(total, self.ranks))
         elif kind == BUILD:
-            learner = MODES[self.config.train_mode].learner(self.policy, self.config, body["steps"], **body["learner"])
+            learner = build_learner(self.policy, self.config, body["steps"], **body["learner"])
             most = self.config.max_completion_length
             rollout = Sampler(self.policy, most, **body["rollout"], costs=body["costs"])
             self.parts = ModelParts(self.policy, learner, rollout)

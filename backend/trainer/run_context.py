@@ -46,14 +46,12 @@ from backend.trainer.run_inputs import (
 )
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import StepTimer
+from backend.training.algorithms import build_learner
 from backend.training.batch import Batch, pack
-from backend.training.distill import distill_learner
-from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.training.not_finite import check_sampled, check_scores
 from backend.training.optimizers import SETTINGS_DECIDE, OwnUpdates
 from backend.training.self_distillation import add_teacher_prompts
-from backend.training.sft import sft_learner
 from backend.types import Group, Problem
 from backend.utils.errors import UserError
 
@@ -219,9 +217,9 @@ class RunContext(StepContext):
                 before = next(own for _, own, each in self.stages if each is present)
                 self.prompt_stream.go_on_with(prompts, are_same_rows=rows is before)
 
-    def mode(self, step: int, config: Config) -> Mode:
-        name = "sft" if self.warms_up(step) else config.train_mode
-        return BEST_OF_N if name == "sft" and config.sft_targets == "best_of_n" else MODES[name]
+    def reads_labels(self, step: int, config: Config) -> bool:
+        """True if the step imitates the labels of its rows. In all others the policy writes the completions."""
+        return config.sft_targets == "dataset" and (config.imitates or self.warms_up(step))
 
     def warms_up(self, step: int) -> bool:
         """True if the step is one of the supervised warm-up: the next one, or one that is done."""
@@ -235,7 +233,13 @@ class RunContext(StepContext):
 
     def collect_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
         """Fill `work.groups` with the step's groups, advantages included."""
-        return self.mode(step, config).collect(self, step, config, work)
+        if self.reads_labels(step, config):
+            return self.labelled_groups(step, config, work)
+        metrics, logged = self.sampled_groups(step, config, work)
+        if config.imitates or self.warms_up(step):  # the policy's own best completions
+            keep_best(work.groups)
+            metrics[PASS_RATE] = pass_rate(work.groups, config)
+        return metrics, logged
 
     def sampled_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
         """Sample and score the groups of the step's prompts. Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11) replaces
@@ -289,11 +293,6 @@ class RunContext(StepContext):
     def prompt_format(self, config: Config, *, labelled: bool = False) -> PromptFormat:
         tools = self.rollout.tools
         return PromptFormat.of(config, tools.host.schemas if tools else NO_TOOLS, labelled=labelled)
-
-    def best_of_n(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
-        metrics, logged = self.sampled_groups(step, config, work)
-        keep_best(work.groups)
-        return metrics | {PASS_RATE: pass_rate(work.groups, config)}, logged
 
     def sample_and_score(
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
@@ -414,24 +413,6 @@ class RunContext(StepContext):
             self.policy.restore_reference(arrays_of(saved, "reference"))
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """What the steps of a `train_mode` do. `learner` builds the algorithm and its optimizer; `collect` is
-    `RunContext.collect_groups`. With `samples` the policy writes the completions, and they are recorded."""
-
-    learner: Callable[..., Learner]
-    collect: Callable[[RunContext, int, Config, SamplingContext], CollectMetrics]
-    samples: bool = True
-
-
-MODES = {
-    "grpo": Mode(grpo_learner, RunContext.sampled_groups),
-    "distill": Mode(distill_learner, RunContext.sampled_groups),
-    "sft": Mode(sft_learner, RunContext.labelled_groups, samples=False),
-}
-BEST_OF_N = Mode(sft_learner, RunContext.best_of_n)  # SFT on the policy's own best completions
-
-
 class Engine:
     """Loads the model of a run and builds what computes with it. `own`: optimizer and schedule of the program."""
 
@@ -447,7 +428,7 @@ class Engine:
         self, policy: Policy, config: Config, steps: int, of_learner: dict[str, Any], of_rollout: dict[str, Any]
     ) -> tuple[Learner, Sampler]:
         """Learner and sampler with the memory plan's limits as keywords."""
-        learner = MODES[config.train_mode].learner(policy, config, steps, own=self.own, **of_learner)
+        learner = build_learner(policy, config, steps, own=self.own, **of_learner)
         return learner, self.sampler(policy, config.max_completion_length, stop=config.stop, **of_rollout)
 
 
@@ -474,7 +455,7 @@ def step_parts(
     rollout.speculation = speculation_of(config, policy, rollout, note)
     waiting = None
     if config.warms_up:  # an optimizer's state takes no memory before its first update
-        waiting, learner = learner, sft_learner(policy, warmup_settings(config), scoring.steps, **limits[0])
+        waiting, learner = learner, build_learner(policy, warmup_settings(config), scoring.steps, **limits[0])
     return {
         "policy": policy,
         "learner": learner,
@@ -560,7 +541,7 @@ def load_context(
     parts = step_parts(policy, config, inputs.scorer, steps, longest, note, **limits)
     slow_paths = [*policy.split_model.slow_paths, *parts["rollout"].slow_paths]
     pass_rates = None
-    if config.prompt_selection != "shuffled" and MODES[config.train_mode].samples:
+    if config.prompt_selection != "shuffled" and not config.imitates:
         share, solved_from = config.selection_uniform_share, config.success_reward_threshold
         pass_rates = PassRates(training.characters, data_seed(config), config.group_size, share, solved_from)
     return make(

@@ -267,7 +267,7 @@ class Trainer:
         """Write the step's completions, then its line in the event log. From then on the step is finished."""
         parts, config = self.parts, self.config
         lengths = completion_metrics(groups)
-        samples = parts.mode(step, config).samples
+        samples = not parts.reads_labels(step, config)
         sampled = groups if samples else []
         token_data = [[] for _ in sampled]
         if config.record_tokens:

@@ -17,7 +17,7 @@ from backend.models.policy import Policy
 from backend.training.batch import Batch
 from backend.training.collectives import total
 from backend.training.grpo import DIVERGENCE, Grpo
-from backend.training.learner import Learner, OptimizerBatch, build_learner
+from backend.training.learner import OptimizerBatch
 from backend.training.losses import Tally, TokenValues, token_mean
 from backend.training.policy_forward import MicroBatch, PolicyForward
 
@@ -64,8 +64,3 @@ def _own(config: Config) -> Config:
         own |= {"beta": 0.0, "ratio_against": "old", "top_entropy_quantile": 1.0}
         own |= {"entropy_coef": 0.0, "entropy_adaptive": False}
     return config.model_copy(update=own)
-
-
-def distill_learner(policy: Policy, config: Config, steps: int, **memory: Any) -> Learner:
-    """The learner of a run of `steps` steps; `memory` as in `build_learner`."""
-    return build_learner(policy, Distill(policy, config), config, steps, **memory)

@@ -17,7 +17,7 @@ from backend.models.policy import Policy
 from backend.training.batch import Batch
 from backend.training.collectives import Collectives, merged, total
 from backend.training.importance_sampling import UNCLIPPED, ImportanceCorrection, logp_gap
-from backend.training.learner import Algorithm, Learner, OptimizerBatch, TokenRecord, build_learner, mean_of_updates
+from backend.training.learner import Algorithm, Learner, OptimizerBatch, TokenRecord, mean_of_updates
 from backend.training.losses import (
     LossConfig,
     Tally,
@@ -353,8 +353,3 @@ def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
         "multiplied by the ratio of their probabilities before filters, within the limits (Sampling correction: "
         "Automatic)."
     )
-
-
-def grpo_learner(policy: Policy, config: Config, steps: int, **memory: Any) -> Learner:
-    """The learner of a run of `steps` steps; `memory` as in `build_learner`."""
-    return build_learner(policy, Grpo(policy, config), config, steps, **memory)

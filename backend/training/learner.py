@@ -18,14 +18,10 @@ from mlx.utils import tree_map
 from backend.config import updates as own_updates
 from backend.config.config import Config
 from backend.config.updates import OWN
-from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS, head_chunk
-from backend.engine.device import on_gpu
-from backend.engine.embedding_noise import EmbeddingNoise, input_embedding
 from backend.engine.forward import PrefilledPrompts
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.graph import compiled_in_gradients
 from backend.engine.lm_head import TokenScores
-from backend.engine.penalties import NO_PENALTIES, Penalties
 from backend.models.policy import Policy
 from backend.training.batch import Batch
 from backend.training.collectives import merged, total_gradient, total_loss
@@ -325,42 +321,3 @@ def learning_rate_of(config: Config, steps: int, own: OwnUpdates = SETTINGS_DECI
     if config.lr_schedule == OWN:
         own_updates.require_no_program(config)
     return learning_rates(config, steps)
-
-
-def build_learner(
-    policy: Policy,
-    algorithm: Algorithm,
-    config: Config,
-    steps: int,
-    *,
-    micro_batch_tokens: int | None = None,
-    chunk: int | None = None,
-    recompute: bool | None = None,
-    own: OwnUpdates = SETTINGS_DECIDE,
-) -> Learner:
-    """The learner of a run of `steps` steps. `micro_batch_tokens`, `chunk` (completion tokens whose logits are in
-    memory at once) and `recompute` trade memory for time. `own`: the program's optimizer and schedule."""
-    seq_step_size = config.seq_step_size if config.efficient_long_context else None
-    noise = None
-    if config.neftune_noise_alpha:
-        noise = EmbeddingNoise(input_embedding(policy.model), config.neftune_noise_alpha, config.seed)
-    return Learner(
-        policy,
-        algorithm,
-        optimizer_of(config, own),
-        learning_rate_of(config, steps, own),
-        PolicyForward(
-            config.temperature if algorithm.of_sampler else 1.0,
-            chunk or seq_step_size or head_chunk(policy.split_model.vocab_size, on_gpu()),
-            micro_batch_tokens or MICRO_BATCH_TOKENS[on_gpu()],
-            has_dropout=config.dropout > 0,
-            penalties=Penalties(*config.penalties) if algorithm.of_sampler else NO_PENALTIES,
-            whole_rows=not algorithm.of_sampler,
-            noise=noise,
-            noisy_model=policy.split_model,
-        ),
-        own=own,
-        max_grad_norm=config.max_grad_norm,
-        seed=config.seed,
-        recompute=config.grad_checkpoint if recompute is None else recompute,
-    )

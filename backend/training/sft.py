@@ -20,7 +20,7 @@ from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
 from backend.training.batch import Batch
 from backend.training.grpo import means
-from backend.training.learner import Algorithm, Learner, build_learner
+from backend.training.learner import Algorithm, Learner
 from backend.training.losses import Tally, token_mean
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 
@@ -64,8 +64,3 @@ class Sft(Algorithm):
 def _objective(tokens: mx.array, micro_batch: MicroBatch, scores: TokenScores, totals: Any) -> tuple[mx.array, Tally]:
     entropy = token_mean(scores.entropy_N, micro_batch.batch.mask_BT)
     return -scores.logp_N.sum() / tokens, {"mean": {"entropy": entropy}}  # masked tokens have log-probability 0
-
-
-def sft_learner(policy: Policy, config: Config, steps: int, **memory: Any) -> Learner:
-    """The learner of a run of `steps` steps; `memory` as in `build_learner`."""
-    return build_learner(policy, Sft(policy, config), config, steps, **memory)

@@ -14,8 +14,8 @@ import pytest
 
 from backend.models.policy import Policy, load_policy
 from backend.sampling.rollout import Sampler
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import grpo_learner
 from backend.types import Group
 from benchmarks import our_contenders, peers, report, results_file
 from benchmarks.ablation import SWITCHES
@@ -33,7 +33,7 @@ def learning_of(case: Case, folder: Path, off: Off = nullcontext) -> tuple[Polic
     config = our_contenders.settings(case, folder)
     with off():
         policy = load_policy(config)
-        learner = grpo_learner(policy, config, 100)
+        learner = build_learner(policy, config, 100)
     batch = pack(our_contenders.random_groups(case, 0), pad_id=policy.pad_id)
 
     def run() -> dict[str, float]:

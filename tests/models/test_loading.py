@@ -28,8 +28,8 @@ from backend.models.policy import load_policy
 from backend.models.saving import adapter_config
 from backend.runs.run_folder import RunFolder
 from backend.trainer.memory.model_shape import shape_of
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import grpo_learner
 from backend.utils.errors import UserError
 from backend.utils.safetensors import BrokenFile, read_header
 from tests.support import random_models
@@ -272,7 +272,7 @@ def test_only_the_named_layers_train(models: Path, tmp_path: Path, train_type: s
     assert adapted(config) == set(keys)
     policy = load_policy(config)
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
-    learner = grpo_learner(policy, config, 2)
+    learner = build_learner(policy, config, 2)
     for seed in (0, 1):
         learner.learn(pack(sampled_groups(policy.model, seed=seed), pad_id=0))
     moved = {key for key, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[key])}
@@ -348,7 +348,7 @@ def test_whole_modules_learn_beside_adapters_and_the_reference_stays(target_fold
     assert {name for name in policy.trainable() if "lora_" not in name} == whole
     assert {policy.trainable()[name].dtype for name in whole} == {mx.float32}  # what is small counts in 16 bits too
     before, reference, masters = arrays_of(policy.model), arrays_of(policy.reference_model), policy.trainable()
-    learner, sampler = grpo_learner(policy, config, 2), load_policy(whole_config(target_folder)).model
+    learner, sampler = build_learner(policy, config, 2), load_policy(whole_config(target_folder)).model
     for seed in (0, 1):
         learner.learn(pack(sampled_groups(sampler, seed=seed), pad_id=0))
     after = arrays_of(policy.model)

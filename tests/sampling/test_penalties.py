@@ -16,8 +16,8 @@ from backend.engine.penalties import CompletionHistory, Penalties, distinct_toke
 from backend.models.policy import Policy, load_policy
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling, keyed_uniforms, sample_tokens
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import grpo_learner
 from backend.types import Group, Problem
 from tests.support import random_models
 
@@ -107,7 +107,7 @@ def test_learning_has_the_log_probabilities_that_were_sampled(policies: Any, sam
             completion.advantage = advantage
     gap = {}
     for penalised in (True, False):
-        learner = grpo_learner(policy, config, 1, chunk=7, micro_batch_tokens=64)
+        learner = build_learner(policy, config, 1, chunk=7, micro_batch_tokens=64)
         forward = learner.forward
         if not penalised:
             forward.penalties = Penalties()
@@ -120,7 +120,7 @@ def test_learning_has_the_log_probabilities_that_were_sampled(policies: Any, sam
         )
     assert gap[True] < 2e-5 < 0.3 < gap[False]
     if not sampling.has_filters:
-        assert grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))["sampling/logp_gap/max"] < 1e-5
+        assert build_learner(policy, config, 1).learn(pack(groups, pad_id=0))["sampling/logp_gap/max"] < 1e-5
 
 
 def test_the_reference_is_penalised_too(policies: Any) -> None:
@@ -128,7 +128,7 @@ def test_the_reference_is_penalised_too(policies: Any) -> None:
     policy, config = policies(beta=0.1, log_kl=True, **SETTINGS)
     policy.model.update(tree_map(mx.zeros_like, policy.model.trainable_parameters()))
     groups = Sampler(policy, 8).sample(problems(), 3, SAMPLED, seed=2, first_number=0)
-    assert grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))["kl"] == pytest.approx(0, abs=1e-6)
+    assert build_learner(policy, config, 1).learn(pack(groups, pad_id=0))["kl"] == pytest.approx(0, abs=1e-6)
 
 
 def naive_scores(z_NV: mx.array, target_N: mx.array, history: CompletionHistory) -> tuple[mx.array, mx.array]:

@@ -20,8 +20,8 @@ from backend.sampling import scheduler as scheduler_module
 from backend.sampling.rollout import DECODE_CHUNK, Sampler
 from backend.sampling.sampler import GREEDY, SampledTokens, Sampling, keyed_uniforms, sample_tokens
 from backend.sampling.scheduler import Scheduler
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import grpo_learner
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
 from tests.support.reference_forward import TEMPERATURE
@@ -335,7 +335,7 @@ def gaps(models: Path, sampling: Sampling, **settings: Any) -> tuple[dict[str, f
         for completion, advantage in zip(group.completions, (1.0, -1.0, 0.0), strict=True):
             completion.advantage = advantage
     kept = [x for group in groups for completion in group.completions for x in completion.log_kept]
-    return grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0)), kept
+    return build_learner(policy, config, 1).learn(pack(groups, pad_id=0)), kept
 
 
 def test_the_importance_ratio_is_the_mass_that_was_kept(models: Path) -> None:

@@ -28,8 +28,8 @@ from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.control import Stopped
 from backend.trainer.run_process import train
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import grpo_learner
 from backend.types import Problem
 from tests.support import small_run
 
@@ -75,7 +75,7 @@ def step(policy: Policy, raw: dict[str, Any]) -> dict[str, np.ndarray]:
     completions = [completion for group in groups for completion in group.completions]
     for completion, advantage in zip(completions, np.linspace(-1, 1, len(completions)).tolist(), strict=True):
         completion.advantage = advantage
-    metrics = grpo_learner(policy, parse(raw), 1).learn(pack(groups, pad_id=policy.pad_id))
+    metrics = build_learner(policy, parse(raw), 1).learn(pack(groups, pad_id=policy.pad_id))
     return {
         "tokens": np.array([token for completion in completions for token in completion.tokens]),
         "sampled logps": np.array([logp for completion in completions for logp in completion.logps], np.float32),

@@ -25,9 +25,8 @@ from backend.sampling.sampler import Sampling
 from backend.trainer.memory import estimate
 from backend.trainer.memory.model_shape import ModelShape, shape_from, shape_of
 from backend.trainer.memory.plan import image_tokens, plan_limits, plan_memory
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.distill import distill_learner
-from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
 from tests.support.random_models import tiny_model
@@ -130,8 +129,7 @@ def peaks(case: Case, folder: Path) -> tuple[estimate.Estimate, int, int]:
     estimated = estimate.estimate_run(config, shape.reading(images), PLENTY, prompt, gpu=False, dtype=dtype)
     plan = plan_memory(config, policy, [prompt], lambda sentence: None, images=images)
     assert plan == estimated.plan
-    learner = distill_learner if config.train_mode == "distill" else grpo_learner
-    trained = learner(policy, config, 100, **plan_limits(plan)[0])
+    trained = build_learner(policy, config, 100, **plan_limits(plan)[0])
     mx.eval(policy.model.state, trained.optimizer.state)
     learnt = learning_peak(case, trained)  # first: it may give the reference weights of its own
     return estimated, sampling_peak(case, config, policy, plan_limits(plan)[1]) - elsewhere, learnt - elsewhere
@@ -240,7 +238,7 @@ SMALL = Case("small", {"hidden": 64, "layers": 2, "num_attention_heads": 2, "int
 def test_weights_adapters_and_optimizer_state_are_exact(kind: str, train_type: str, small_model: Path) -> None:
     config = SMALL.config(small_model).model_copy(update={"optimizer": kind, "train_type": train_type})
     policy = load_policy(config)
-    optimizer = grpo_learner(policy, config, 100).optimizer
+    optimizer = build_learner(policy, config, 100).optimizer
     parts = estimate.estimate_run(config, _shape(small_model), PLENTY, 64).training.to_dict()
     learns = sum(array.nbytes for array in policy.trainable().values())
     model_bytes = sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
@@ -287,7 +285,7 @@ def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> Non
     plan = plan_memory(held, policy, [case.prompt], notes.append)
     assert plan == estimated.plan and estimated.reductions and notes == [estimated.sentence]
     assert estimated.plan.recompute == (share < 0.5)
-    assert learning_peak(case, grpo_learner(policy, held, 100, **plan_limits(plan)[0])) < limit
+    assert learning_peak(case, build_learner(policy, held, 100, **plan_limits(plan)[0])) < limit
     assert sampling_peak(case, held, policy, plan_limits(plan)[1]) < limit
 
 

@@ -19,8 +19,8 @@ from backend.config.config import Config, parse
 from backend.models.policy import load_policy
 from backend.runs.completion_rows import Stop
 from backend.trainer.telemetry import completion_row
+from backend.training.algorithms import build_learner
 from backend.training.batch import Batch, completion_metrics, pack
-from backend.training.grpo import grpo_learner
 from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.losses import TRL_DEFAULTS, merge, policy_terms, token_weights
 from backend.training.microbatch import (
@@ -286,7 +286,7 @@ def learned(config: Config, batch: list[Group], **how: Any) -> tuple[dict[str, n
     split_model = policy.split_model
     plain, reads = split_model.hidden, []
     split_model.hidden = lambda tokens, cache=None: reads.append((type(cache[0]), tokens.size)) or plain(tokens, cache)
-    learner = grpo_learner(policy, config, 1, **how)
+    learner = build_learner(policy, config, 1, **how)
     metrics = learner.learn(pack(batch, pad_id=policy.pad_id))
     return {name: np.array(x) - start[name] for name, x in policy.trainable().items()}, metrics, reads
 

@@ -23,10 +23,11 @@ from backend.config.config import Config, parse
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy, load_policy
 from backend.training.advantages import advantages
+from backend.training.algorithms import build_learner
 from backend.training.batch import Batch, pack
 from backend.training.collectives import ALONE
 from backend.training.grpo import Grpo, RowSums, means, row_sums
-from backend.training.learner import Algorithm, Learner, build_learner
+from backend.training.learner import Algorithm, Learner
 from backend.training.losses import TRL_DEFAULTS, Tally, token_mean
 from backend.training.policy_forward import MicroBatch
 from backend.types import Completion, Group, Problem
@@ -229,7 +230,7 @@ def learnt(
     """(metrics, changes of the weights) of one step with micro-batches of `tokens` tokens."""
     policy = policy_of(config)
     before = {name: np.array(x) for name, x in policy.trainable().items()}
-    learner = build_learner(policy, algorithm, config, 1, micro_batch_tokens=tokens)
+    learner = build_learner(policy, config, 1, algorithm=algorithm, micro_batch_tokens=tokens)
     metrics = learner.learn(pack(groups, pad_id=0))
     assert learner.updates == 1
     return metrics, {name: np.array(x) - before[name] for name, x in policy.trainable().items()}

@@ -20,8 +20,9 @@ from mlx.utils import tree_map, tree_unflatten
 from backend.config.config import Config, parse, read
 from backend.models.policy import load_policy
 from backend.training.advantages import advantages
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import grpo_learner, loss_settings
+from backend.training.grpo import loss_settings
 from backend.training.losses import policy_loss
 from backend.training.not_finite import NotFiniteError
 from backend.types import Completion, Group, Problem
@@ -82,7 +83,7 @@ def random_steps(seed: int = 0, steps: int = STEPS, problems: int = P) -> list[S
 def learned(config: Config, steps: list[Step], **memory: Any) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
     """Our weights after these steps, and the metrics of each."""
     policy = load_policy(config)
-    learner = grpo_learner(policy, config, len(steps), **memory)
+    learner = build_learner(policy, config, len(steps), **memory)
     metrics = [learner.learn(pack(step.groups(config), pad_id=policy.pad_id)) for step in steps]
     return {name: np.array(x) for name, x in policy.trainable().items()}, metrics
 
@@ -90,7 +91,7 @@ def learned(config: Config, steps: list[Step], **memory: Any) -> tuple[dict[str,
 def test_a_gradient_that_is_not_finite_raises_before_anything_changes(model: Path) -> None:
     config, steps = config_of(model, num_iterations=2), random_steps()
     policy = load_policy(config)
-    learner = grpo_learner(policy, config, STEPS)
+    learner = build_learner(policy, config, STEPS)
     learner.learn(pack(steps[0].groups(config), pad_id=0))
     weights = {name: np.array(x) for name, x in policy.trainable().items()}
     memory = {name: np.array(x) for name, x in learner.state_arrays().items()}
@@ -112,7 +113,7 @@ def test_weights_and_moments_are_whole_but_while_an_update_is_made(model: Path, 
     saved."""
     config = config_of(model, **SGD)
     policy = load_policy(config)
-    learner = grpo_learner(policy, config, 1)
+    learner = build_learner(policy, config, 1)
     ones, first = tree_map(mx.ones_like, policy.parameters()), min(policy.trainable())
     unit = tree_unflatten(
         [(name, mx.zeros_like(x).at[0, 0].add(float(name == first))) for name, x in policy.trainable().items()]
@@ -151,11 +152,11 @@ def test_a_restored_learner_continues_bit_for_bit(model: Path, optimizer: str) -
     )
     unbroken, _ = learned(config, steps)
     first = load_policy(config)
-    learner = grpo_learner(first, config, len(steps))
+    learner = build_learner(first, config, len(steps))
     learner.learn(pack(steps[0].groups(config), pad_id=0))
     second = load_policy(config)
     second.assign({name: mx.array(np.array(x)) for name, x in first.trainable().items()})
-    resumed = grpo_learner(second, config, len(steps))
+    resumed = build_learner(second, config, len(steps))
     resumed.restore({name: mx.array(np.array(x)) for name, x in learner.state_arrays().items()}, learner.updates)
     for step in steps[1:]:
         resumed.learn(pack(step.groups(config), pad_id=0))
@@ -168,7 +169,7 @@ def test_dropout_depends_on_the_seed_and_the_update_alone(model: Path) -> None:
 
     def first_step(seed: int = 0, updates: int = 0) -> dict[str, np.ndarray]:
         policy = load_policy(config)
-        learner = grpo_learner(policy, config.model_copy(update={"seed": seed}), 1)
+        learner = build_learner(policy, config.model_copy(update={"seed": seed}), 1)
         learner.updates = updates
         mx.random.seed(np.random.default_rng().integers(1 << 30).item())
         learner.learn(pack(random_steps()[0].groups(config), pad_id=0))
@@ -187,7 +188,7 @@ def test_old_log_probabilities_are_computed_without_dropout(model: Path) -> None
     policy = load_policy(config)
     policy.assign({name: x + 0.1 for name, x in policy.trainable().items()})  # B = 0 would hide what is dropped before
     policy.model.train()
-    learner = grpo_learner(policy, config, 1)
+    learner = build_learner(policy, config, 1)
     (micro_batch,) = learner.algorithm.optimizer_batch(
         pack(random_steps()[0].groups(config), pad_id=0), learner.forward
     )

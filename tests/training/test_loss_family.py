@@ -19,9 +19,10 @@ from mlx.utils import tree_unflatten
 from backend.config.config import Config, parse
 from backend.engine.device import on_gpu
 from backend.models.policy import Policy, load_policy
-from backend.training import learner as learner_module
+from backend.training import algorithms
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import grpo_learner, loss_settings
+from backend.training.grpo import loss_settings
 from backend.training.losses import LEVELS, LOSSES, entropy_quantile, policy_loss
 from backend.types import Group
 from tests.support.reference_forward import (
@@ -190,9 +191,9 @@ def assert_equal_updates(
     expected = {name: np.mean([update[name] for update in plain.metrics]) for name in plain.metrics[0]}
     metrics: dict[str, float] = {}
     for budget in (ONE_MICRO_BATCH, SEVERAL):
-        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, on_gpu(), budget)
+        monkeypatch.setitem(algorithms.MICRO_BATCH_TOKENS, on_gpu(), budget)
         policy = perturbed(config)
-        previous, metrics = metrics, grpo_learner(policy, config, 1).learn(pack_of(groups, config))
+        previous, metrics = metrics, build_learner(policy, config, 1).learn(pack_of(groups, config))
         assert_same_changes(weights_of(policy), weights_of(plain.policy), start)
         assert expected.keys() <= metrics.keys()
         for name, value in (metrics | previous | expected).items():
@@ -264,7 +265,7 @@ def test_the_adaptive_bonus_is_adapted_after_each_update_and_applies_at_or_below
     for target, begins, values, used in ((9.0, 0.1, [0.105, 0.110], [0.1, 0.105]), (1.0, 0.1, [0.095, 0.09], [0.1, 0])):
         config = config_of(model, entropy_coef=begins, entropy_adaptive=True, entropy_target=target, num_iterations=1)
         policy = perturbed(config)
-        learner = grpo_learner(policy, config, 2)
+        learner = build_learner(policy, config, 2)
         for value, coefficient in zip(values, used, strict=True):
             metrics = learner.learn(pack_of(sampled_groups(policy.model), config))
             assert learner.algorithm.state()[0] == pytest.approx(value)
@@ -284,7 +285,7 @@ def three_steps(
     """Weights after three steps, rows forwarded in each, and the metrics; `silent_steps` steps have no signal at
     all."""
     policy = perturbed(config)
-    learner, hidden, rows = grpo_learner(policy, config, 3), policy.split_model.hidden, [0]
+    learner, hidden, rows = build_learner(policy, config, 3), policy.split_model.hidden, [0]
     batches = [sampled_groups(policy.model, seed=step) for step in range(3)]
     counted, metrics = [], []
     with pytest.MonkeyPatch.context() as patch:

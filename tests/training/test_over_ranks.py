@@ -17,10 +17,9 @@ import pytest
 
 from backend.config.config import Config, parse
 from backend.models.policy import load_policy, load_teacher
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
 from backend.training.collectives import ALONE, Collectives
-from backend.training.distill import distill_learner
-from backend.training.grpo import grpo_learner
 from backend.training.losses import LOSSES
 from backend.training.microbatch import RowLengths
 from backend.training.not_finite import NotFiniteError
@@ -75,8 +74,7 @@ def learned(config: Config, ranks: Collectives = ALONE, speeds: list[float] | No
     """Weights and the reference's, metrics of each step, the entropy bonus, and the records of tokens."""
     policy = load_policy(config)
     load_teacher(policy, config)
-    make = distill_learner if config.train_mode == "distill" else grpo_learner
-    learner = make(policy, config, steps)
+    learner = build_learner(policy, config, steps)
     learner.forward.ranks, learner.forward.speeds = ranks, speeds or []
     metrics = [
         learner.learn(pack(groups, pad_id=policy.pad_id, mask_truncated_completions=True))
@@ -184,7 +182,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_found_by_all(model: Path) 
 
     def learn(ranks: ThreadCollectives) -> tuple[NotFiniteError, bool]:
         policy = load_policy(config := config_of(model))
-        learner = grpo_learner(policy, config, 1)
+        learner = build_learner(policy, config, 1)
         learner.forward.ranks = ranks
         before = {name: np.array(x) for name, x in policy.trainable().items()}
         with pytest.raises(NotFiniteError) as found:

@@ -20,8 +20,9 @@ from backend.runs.run_folder import RunFolder
 from backend.sampling.grammar import CompiledGrammar, Grammar
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
+from backend.training.algorithms import build_learner
 from backend.training.batch import Batch, pack
-from backend.training.grpo import correction_mode, grpo_learner
+from backend.training.grpo import correction_mode
 from backend.types import Problem
 from tests.support import random_models, small_run
 from tests.support.adapters import save_adapters
@@ -72,7 +73,7 @@ def test_the_reference_starts_as_the_policy_and_moves_by_the_formula_at_its_inte
     """reference ← (1 − α)·reference + α·policy, after every second update; unchanged in between."""
     config = config_of(models, train_type=train_type, **FOLLOWING)
     policy = load_policy(config)
-    learner = grpo_learner(policy, config, 5)
+    learner = build_learner(policy, config, 5)
     expected = numbers(policy.trainable())
     assert largest_difference(numbers(policy.reference_arrays()), expected) == 0
     for update in range(1, 6):
@@ -89,7 +90,7 @@ def test_the_kl_is_against_where_the_reference_has_moved_to(models: Path) -> Non
     """By hand: the k3 estimate from two plain forward passes, the reference's with its own arrays put into a model."""
     config = config_of(models, **FOLLOWING)
     policy = load_policy(config)
-    learner = grpo_learner(policy, config, 3)
+    learner = build_learner(policy, config, 3)
     for update in (1, 2):
         learner.learn(batch_for(policy, update))
     groups = sampled_groups(policy.model, seed=3)
@@ -98,7 +99,7 @@ def test_the_kl_is_against_where_the_reference_has_moved_to(models: Path) -> Non
     metrics = learner.learn(pack(groups, pad_id=0))
     # The policy's own log-probabilities were changed by that update: they are taken from the run of two updates before.
     before = load_policy(config)
-    again = grpo_learner(before, config, 3)
+    again = build_learner(before, config, 3)
     for update in (1, 2):
         again.learn(batch_for(before, update))
     before.model.eval()
@@ -166,7 +167,7 @@ def noise_config_of(folder: Path, **settings: Any) -> Config:
 def learned(config: Config, *, updates: int = 0, **memory: Any) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """(the adapters after one step, its metrics); `updates`: those before it."""
     policy = load_policy(config)
-    learner = grpo_learner(policy, config, 4, **memory)
+    learner = build_learner(policy, config, 4, **memory)
     learner.updates = updates
     metrics = learner.learn(pack(sampled_groups(policy.model), pad_id=0))
     return {name: np.array(x) for name, x in policy.trainable().items()}, metrics
@@ -293,7 +294,7 @@ def flat(tree: Any) -> np.ndarray:
 def estimated_gradients(policy: Policy, config: Config) -> np.ndarray:
     """[BATCHES, parameters]: what the learner makes of as many batches of held samples."""
     parameters = policy.model.trainable_parameters()
-    rollout, learner = Sampler(policy, LONGEST), grpo_learner(policy, config, 1)
+    rollout, learner = Sampler(policy, LONGEST), build_learner(policy, config, 1)
     rows = []
     for number in range(BATCHES):
         groups = rollout.sample([Problem(0, "", [], PROMPT, "")], BATCH, Sampling.of(config), 0, number)

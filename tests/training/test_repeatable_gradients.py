@@ -21,8 +21,8 @@ from mlx.utils import tree_flatten
 from backend.config.config import parse
 from backend.engine import patches
 from backend.models.policy import load_policy
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import grpo_learner
 from backend.types import Completion, Group, Problem
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support.random_models import tiny_model
@@ -99,7 +99,7 @@ def offences_of_a_step(
     tiny_model(folder, arch, layers=2 if arch == "gemma3_text" else 1)  # every second has a window
     usual = {"model": str(folder), "data": "none", "num_layers": -1, "beta": 0.1, "max_completion_length": 40}
     config = parse(usual | {"batch_size": len(prompts), "group_size": 4} | settings)
-    learner = grpo_learner(load_policy(config), config, 10, micro_batch_tokens=budget)
+    learner = build_learner(load_policy(config), config, 10, micro_batch_tokens=budget)
     rng, found = np.random.default_rng(0), set[str]()
     batch = pack([group_of(rng, prompt, [33, 40, 36, 40]) for prompt in prompts], pad_id=0)
     evaluate = mx.eval

@@ -16,8 +16,8 @@ from backend.config.config import Config, parse
 from backend.data.problems import PromptFormat
 from backend.models.policy import load_policy
 from backend.runs.run_folder import RunFolder
+from backend.training.algorithms import build_learner
 from backend.training.batch import Batch, pack
-from backend.training.grpo import grpo_learner
 from backend.training.self_distillation import add_teacher_prompts, distillation_terms, teacher_weights
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
@@ -158,7 +158,7 @@ def test_the_teacher_is_the_policy_after_its_own_prompt_in_any_split(model: Path
     config, weights = parse(raw | {"learning_rate": 0.05} | settings), list[dict[str, np.ndarray]]()
     for tokens in (1, 10_000):
         policy = load_policy(config)
-        learner = grpo_learner(policy, config, 1, micro_batch_tokens=tokens)
+        learner = build_learner(policy, config, 1, micro_batch_tokens=tokens)
         batch = random_batch(policy.pad_id)
         parts: Any = learner.algorithm
         found = parts.optimizer_batch(batch, learner.forward)
@@ -192,7 +192,7 @@ def test_the_loss_is_the_mix_and_kl_keeps_its_weight(model: Path) -> None:
             batch = replace(batch, teacher_prompts=())
         for name, x in policy.trainable().items():  # away from the reference
             policy.assign(policy.trainable() | {name: x + 0.02})
-        learner = grpo_learner(policy, config, 1)
+        learner = build_learner(policy, config, 1)
         metrics = learner.learn(batch)
         losses[weight] = metrics["loss"]
         kls.add(metrics["kl"])

@@ -23,10 +23,8 @@ from backend.data.problems import PromptFormat
 from backend.models.policy import Policy, load_policy, load_teacher
 from backend.runs.run_folder import RunFolder
 from backend.trainer.preflight import check
+from backend.training.algorithms import build_learner
 from backend.training.batch import Batch, pack
-from backend.training.distill import distill_learner
-from backend.training.grpo import grpo_learner
-from backend.training.sft import sft_learner
 from backend.types import Completion, Group, Label, Problem
 from tests.support.random_models import tiny_model
 from tests.support.small_run import assert_same_run, events, settings_for, train_here, train_with_stops
@@ -73,7 +71,7 @@ def masked_loss(model: Any, tokens: mx.array, mask: mx.array) -> tuple[mx.array,
 
 
 def test_loss_is_mlx_lm_s(model: Path) -> None:
-    config = config_of(model)
+    config = config_of(model, train_mode="sft")
     policy = load_policy(config)
     rows = [labels(0)[i] for i in (0, 2, 3)]  # of one span
     tokens, _ = padded(rows)
@@ -81,23 +79,23 @@ def test_loss_is_mlx_lm_s(model: Path) -> None:
     spans = mx.array([[row.mask.index(1), len(row.tokens) - 1] for row in rows])
     expected, count = default_loss(policy.model, tokens, spans)
     batch = pack(groups_of(rows), pad_id=policy.pad_id)
-    held_out = sft_learner(policy, config, 1).held_out_metrics(batch)
+    held_out = build_learner(policy, config, 1).held_out_metrics(batch)
     assert int(count) == 9 + 3 + 12
     assert held_out["loss"] == pytest.approx(float(expected), abs=1e-5)
     assert held_out["loss_stderr"] > 0
-    assert sft_learner(policy, config, 1).learn(batch)["loss"] == pytest.approx(float(expected), abs=1e-5)
+    assert build_learner(policy, config, 1).learn(batch)["loss"] == pytest.approx(float(expected), abs=1e-5)
 
 
 @pytest.mark.parametrize("memory", [{}, {"micro_batch_tokens": 16, "chunk": 5, "recompute": True}])
 def test_ten_steps_end_with_mlx_lm_s_adapters(model: Path, memory: dict[str, Any], tmp_path: Path) -> None:
-    config, data = config_of(model), [labels(seed) for seed in range(STEPS)]
+    config, data = config_of(model, train_mode="sft"), [labels(seed) for seed in range(STEPS)]
     policy = load_policy(config)
     start = {name: mx.array(x) for name, x in policy.trainable().items()}
     theirs = mlx_lm.load(str(model))[0]
     theirs.freeze()
     linear_to_lora_layers(theirs, config.num_layers, {"rank": config.rank, "scale": config.scale, "dropout": 0.0})
     theirs.load_weights([*start.items()], strict=False)
-    learner = sft_learner(policy, config, STEPS, **memory)
+    learner = build_learner(policy, config, STEPS, **memory)
     for rows in data:
         learner.learn(pack(groups_of(rows), pad_id=policy.pad_id))
 
@@ -130,7 +128,7 @@ def test_losses_are_trl_s(tmp_path: Path, mask_prompt: bool) -> None:
     policy = load_policy(config)
     rows = [{"prompt": f"What is {n} plus {n}?", "completion": f"It is {2 * n}." + " Yes." * n} for n in range(4)]
     problems = tokenized(rows, policy.tokenizer, PromptFormat.of(config, labelled=True), "rows").first(-1)
-    learner = sft_learner(policy, config, 3)
+    learner = build_learner(policy, config, 3)
     batch = pack([*map(labelled_group, problems)], pad_id=policy.pad_id)
     losses = [learner.learn(batch)["loss"] for _ in range(3)]
     assert losses[0] == pytest.approx(TRL_LOSSES[mask_prompt][0], abs=1e-5)
@@ -206,7 +204,7 @@ def test_an_update_is_the_gradient_of_trls_loss(
     before, batch, other = policy.trainable(), batch_of(policy), load_model(teacher)[0]
     policy.model.train()
     loss, gradient = nn.value_and_grad(policy.model, lambda: plain_loss(policy.model, other, batch, beta))()
-    learner = distill_learner(policy, config, 1, **memory)
+    learner = build_learner(policy, config, 1, **memory)
     held_out, metrics = learner.held_out_metrics(batch), learner.learn(batch)
     for value in (metrics["loss"], metrics["distillation/divergence"], held_out["distillation/divergence"]):
         assert value == pytest.approx(loss.item(), rel=2e-5)
@@ -221,8 +219,7 @@ def test_a_weight_mixes_it_with_the_loss_of_grpo(model: Path, teacher: Path) -> 
     losses: list[float] = []
     for mode in ({}, {"distillation_weight": 0.25}, {"train_mode": "grpo"}):
         policy = policy_of(config := distill_config_of(model, teacher, **shared | mode))
-        make = grpo_learner if config.train_mode == "grpo" else distill_learner
-        losses.append(make(policy, config, 1).learn(batch_of(policy))["loss"])
+        losses.append(build_learner(policy, config, 1).learn(batch_of(policy))["loss"])
     alone, mixed, of_rewards = losses
     assert mixed == pytest.approx(0.25 * alone + 0.75 * of_rewards, rel=1e-5)
 
@@ -235,7 +232,7 @@ def test_the_teacher_s_logits_never_exist_at_once(tmp_path: Path) -> None:
     policy = policy_of(config)
     completions = [Completion([5] * 90, [-5.0] * 90, "", "eos") for _ in range(9)]
     batch = pack([Group(Problem(0, "", [], [1, 2], ""), completions)], pad_id=policy.pad_id)
-    learner = distill_learner(policy, config, 1, chunk=16)
+    learner = build_learner(policy, config, 1, chunk=16)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     learner.learn(batch)

@@ -18,8 +18,9 @@ from backend.models.policy import Policy, load_policy
 from backend.sampling import fused_model
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import Grpo, correction_mode, grpo_learner
+from backend.training.grpo import Grpo, correction_mode
 from backend.training.policy_forward import PolicyForward
 from backend.types import Group, Problem
 from tests.support.random_models import tiny_model
@@ -141,7 +142,7 @@ def test_full_fine_tuning_in_bfloat16_keeps_float32_masters(tmp_path: Path) -> N
     assert float_types(policy) == {mx.bfloat16} and policy.split_model.dtype == mx.bfloat16
     assert all(mx.array_equal(x, came[name]) for name, x in policy.trainable().items()), "masters begin unrounded"
     groups = sampled_groups(policy, 6, sampling=Sampling(0.8))
-    learner = grpo_learner(policy, config, 1)
+    learner = build_learner(policy, config, 1)
     moved: list[float] = []
     for _ in range(2):
         learner.learn(pack([*groups[:1]], pad_id=0))
@@ -186,7 +187,7 @@ class Filtered:
         """Metrics of a learner's step from the weights that sampled."""
         self.policy.assign(dict(self.start))
         config = parse({"model": "none", "data": "none", "group_size": 2, "temperature": 1.0, "top_p": top_p} | raw)
-        return grpo_learner(self.policy, config, 1).learn(pack(self.groups[top_p], pad_id=0))
+        return build_learner(self.policy, config, 1).learn(pack(self.groups[top_p], pad_id=0))
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +232,6 @@ def test_the_ratio_is_exactly_1_where_sampler_and_learner_are_one(folder: Path) 
     for completion, logps in zip((c for group in groups for c in group.completions), own, strict=True):
         completion.logps, completion.log_kept = logps, []
     config = parse({"model": "none", "data": "none", "beta": 0, "group_size": 2, "batch_size": 3, "temperature": 1.0})
-    metrics = grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))
+    metrics = build_learner(policy, config, 1).learn(pack(groups, pad_id=0))
     assert metrics["sampling/importance_sampling_ratio/min"] == metrics["sampling/importance_sampling_ratio/max"] == 1
     assert metrics["sampling/logp_gap/max"] == 0

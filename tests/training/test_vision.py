@@ -22,8 +22,8 @@ from backend.sampling.cached_sequence import CachedSequence
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.advantages import advantages
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import grpo_learner
 from backend.training.policy_forward import PolicyForward
 from backend.types import Completion, Group, Problem
 from tests.support import vision_batch
@@ -136,7 +136,7 @@ def test_the_first_update_has_ratio_1_and_no_divergence(opened: Callable[..., Ca
     before = dict(tree_flatten(case.policy.model.trainable_parameters()))
     settings = SMALL_LORA | {"model": "none", "data": "none", "beta": 0.05, "batch_size": 3, "group_size": G}
     settings |= {"temperature": 1.0, "epsilon": 1e-4}
-    learner = grpo_learner(case.policy, parse(settings), 1)
+    learner = build_learner(case.policy, parse(settings), 1)
     metrics = learner.learn(pack(groups, pad_id=case.policy.pad_id))
     assert abs(metrics["kl"]) < 1e-6
     assert metrics["clip_ratio_total"] == 0
@@ -231,7 +231,7 @@ def test_a_batch_learns_as_in_trl(tmp_path: Path, budget: int) -> None:
     completions = [completion for group in groups for completion in group.completions]
     np.testing.assert_allclose([completion.advantage for completion in completions], TRL["advantages"], atol=2e-4)
 
-    learner = grpo_learner(policy, config, 1, micro_batch_tokens=budget)
+    learner = build_learner(policy, config, 1, micro_batch_tokens=budget)
     metrics = learner.learn(pack(groups, pad_id=policy.pad_id))
     np.testing.assert_allclose(metrics["loss"], TRL["loss"], atol=2e-4)
     after = dict(tree_flatten(policy.model.trainable_parameters()))

@@ -25,8 +25,8 @@ from backend.runs.checkpoint import arrays_of
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
+from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import grpo_learner
 from backend.utils.errors import UserError
 from tests.support import random_models, small_run
 from tests.support.architectures.outcome import FINE_TUNES, Outcome
@@ -112,7 +112,7 @@ def learn(folder: Path, train_type: str) -> None:
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
     policy.model.eval()
     mx.eval(policy.model(TOKENS))  # a model may keep something that it derives from its weights in eval mode
-    metrics = grpo_learner(policy, config, 1).learn(pack(sampled_groups(policy.model), pad_id=0))
+    metrics = build_learner(policy, config, 1).learn(pack(sampled_groups(policy.model), pad_id=0))
     assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0, f"no finite gradient: {metrics}"
     arrays = dict(tree_flatten(policy.model.parameters()))
     moved = {name for name, x in arrays.items() if name in before and not np.array_equal(np.array(x), before[name])}
