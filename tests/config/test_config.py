@@ -459,52 +459,17 @@ def test_a_dumped_file_is_in_the_forms_order_and_its_letters_are_as_typed() -> N
     assert dump(config.model_dump()) == text
 
 
-LIMITS = {
-    "[-1, 10000]": "num_layers",
-    "[1, 4096]": "rank",
-    "(0, 1000000]": "lora_alpha scale epsilon_high sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_k_neg "
-    "vespo_lambda_pos vespo_lambda_neg off_policy_mask_threshold sampling_correction_max sampling_correction_min "
-    "reward_timeout tool_timeout",
-    "[0, 1)": "dropout adam_beta1 adam_beta2 validation_split",
-    "[0, 100000000]": "warmup_steps",
-    "[1, 100000000]": "iters",
-    "[1024, 100000000]": "image_max_pixels",
-    "[0, 1000000]": "epochs max_grad_norm early_stopping_min_delta memory_limit beta",
-    "[1, 1000000]": "lr_cycles eval_batch_size batch_size gradient_accumulation_steps num_generations_eval group_size",
-    "[1, 10000]": "num_iterations steps_per_generation dynamic_sampling_rounds",
-    "[2, 10000000]": "max_seq_length",
-    "[0, 4294967295]": "seed data_seed",
-    "(0, 10]": "learning_rate warmup_learning_rate lr_decay_fraction temperature repetition_penalty",
-    "[-10, 10]": "presence_penalty frequency_penalty",
-    "[-1000000, 1000000]": "success_reward_threshold",
-    "[0, 1]": "lr_warmup_ratio weight_decay min_p top_entropy_quantile entropy_coef distillation_weight "
-    "distillation_beta selection_uniform_share warmup_pass_rate",
-    "[0, 1000000000]": "eval_delay lr_warmup_steps early_stopping_patience",
-    "[0, 10]": "lr_warmup_init lr_final",
-    "[1, 1000000000]": "steps_per_report keep_checkpoints ref_model_sync_steps",
-    "[-1, 1000000000]": "steps_per_eval save_every val_batches test_batches",
-    "[1, 1000]": "max_tool_calling_iterations",
-    "[0, 1000]": "neftune_noise_alpha retry_on_gpu_error",
-    "[16, 10000000]": "seq_step_size",
-    "(0, 100]": "lr_power",
-    "(0, 1]": "adam_epsilon ref_model_mixup_alpha top_p",
-    "[1, 10000000]": "max_completion_length max_prompt_length",
-    "[0, 10000000]": "top_k",
-    "(0, 1)": "epsilon",
-    "(1, 1000000]": "delta",
-    "[0, 100]": "entropy_target",
-}
-
-
-def test_numbers_have_the_documented_limits() -> None:
-    """The walk over every setting proves that limits are enforced, whatever they are; this proves which they are."""
-
-    def interval(about: Setting) -> str:
-        low, high = ("(" if about.low_open else "["), (")" if about.high_open or about.high is None else "]")
-        return f"{low}{about.low}, {'∞' if about.high is None else about.high}{high}"
-
-    limited = {key: interval(about) for key, about in SETTINGS.items() if (about.low, about.high) != (None, None)}
-    assert limited == {key: limits for limits, keys in LIMITS.items() for key in keys.split()}
+def test_a_number_has_limits_and_none_that_a_formula_cannot_take() -> None:
+    numbers = {key: about for key, about in SETTINGS.items() if about.kind in ("int", "float")}
+    assert [key for key, about in numbers.items() if about.low is None or about.high is None] == []
+    above_zero = "learning_rate temperature repetition_penalty scale lora_alpha lr_decay_fraction lr_power adam_epsilon"
+    above_zero += " top_p epsilon epsilon_high vespo_k_pos vespo_k_neg sapo_temperature_pos sapo_temperature_neg"
+    assert [key for key in above_zero.split() if (numbers[key].low, numbers[key].low_open) != (0, True)] == []
+    below_one = "dropout adam_beta1 adam_beta2 validation_split epsilon"  # 1 would leave nothing, or divide by 0
+    assert [key for key in below_one.split() if (numbers[key].high, numbers[key].high_open) != (1, True)] == []
+    assert numbers["delta"].low_open and numbers["delta"].low == 1, "it would bound what Epsilon leaves"
+    counts = [key for key, about in numbers.items() if about.kind == "int" and about.low == -1]
+    assert set(counts) == {"num_layers", "steps_per_eval", "save_every", "val_batches", "test_batches"}, "-1 means all"
 
 
 @cases(
