@@ -156,7 +156,7 @@ def new_prompt_cache(model: nn.Module) -> list[Any]:
 
 
 class AttentionInputs(NamedTuple):
-    """Keys and values of the rows' own tokens, [B, J, N, d], and those of their prompts."""
+    """Keys and values of the rows' own tokens, [B, J, N, d], and of their prompts."""
 
     keys: mx.array
     values: mx.array
@@ -179,7 +179,7 @@ class PrefixRecorder:
         return keys, values
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """For layers that use those of an earlier one."""
+        """For layers that reuse an earlier layer's keys and values."""
         return self.keys, self.values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
@@ -224,7 +224,7 @@ class PrefixMask:
 
     def prompts(self, keys: mx.array, values: mx.array) -> PromptKV:
         """Keys and values for blocked attention: shared by consecutive rows, else repeated for each."""
-        # An integer means equal lengths, so there is no padding to mask.
+        # An integer means equal lengths: nothing to mask.
         length_B = None if isinstance(self.length_B, int) else self.length_B
         if self.rows_per_prompt:
             return PromptKV(keys, values, None if length_B is None else length_B[:: self.rows_per_prompt])

@@ -1,4 +1,4 @@
-"""Chunk sizes of the engine where memory is no constraint; False is a CPU, True a GPU. The memory estimate reads them
+"""Chunk sizes of the engine with enough memory; False is a CPU, True a GPU. The memory estimate reads them
 too."""
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _exp2(y: mx.array) -> mx.array:
 
 @compiled_by_shape
 def _exp(x: mx.array) -> mx.array:
-    # One bound suffices for x ≤ 0. It also turns −inf, a masked score, into 2^−127, whose bits are those of 0.
+    # One bound suffices for x ≤ 0. It also turns −inf, a masked score, into 2^−127, which has the bits of 0.
     return _exp2(mx.maximum(x * LOG2_E, MIN_EXPONENT))
 
 
@@ -111,7 +111,7 @@ STORED_WIDTH = 64  # columns of a slice in `sliced`
 
 def sliced(weight: mx.array) -> mx.array:
     """W [out, in] in the layout with which `matmul_transposed` is fastest, a copy: on x86 in float32 [out /
-    STORED_WIDTH, in, STORED_WIDTH]; else, or where `out` is no multiple of it, W itself."""
+    STORED_WIDTH, in, STORED_WIDTH]; else, or where `out` is not a multiple, W itself."""
     outer, inner = weight.shape
     if outer % STORED_WIDTH or weight.dtype != mx.float32 or not on_x86():
         return weight

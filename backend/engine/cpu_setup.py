@@ -19,8 +19,8 @@ LIBRARY = "libopenblas.so.0"  # openBLAS with 32-bit integers, the interface tha
 
 THREADS = "OPENBLAS_NUM_THREADS"
 
-# Freed arrays up to this size are reused. By default glibc unmaps those above 32 MB, and the kernel maps every page of
-# the next one anew.
+# Freed arrays up to this size are reused. By default glibc unmaps those above 32 MB, and the kernel maps every page
+# of the next one again.
 KEPT_BYTES = 1 << 30
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -77,7 +77,7 @@ SETTLED_S = 60.0  # a library not written to for so long is whole; compiling tak
 def use_own_kernel_folder() -> Path | None:
     """Give this process a folder for what mlx compiles, with links to the whole libraries of the common folder: mlx
     loads a library that another process still writes. Returns the folder, None where none can be made."""
-    # From now on Python remembers this place, whatever the environment says.
+    # From now on Python remembers this folder and ignores changes of the environment.
     common = Path(tempfile.gettempdir()) / CACHE
     for number in range(1, MOST_FOLDERS + 1):
         own = common / f"rank-{number}"

@@ -14,7 +14,7 @@ OWN = mx.default_device()  # mlx's own choice
 
 
 def use(choice: str) -> None:
-    """Have mlx compute on what the setting `device` says. Raises UserError where there is no such device."""
+    """Set mlx's default device from the setting `device`. Raises UserError if it does not exist."""
     check(choice)
     mx.set_default_device({"auto": OWN, "gpu": mx.gpu, "cpu": mx.cpu}[choice])  # pyright: ignore[reportArgumentType]
 

@@ -2,7 +2,7 @@
 from [−1, 1).
 
 Draws are keyed by seed, rollout and row, so resuming and micro-batches change none. All passes of a rollout share them;
-sampling, evaluation and reference have none. Letters: B rows, L tokens, H embedding width.
+sampling, evaluation and the reference add no noise. Letters: B rows, L tokens, H embedding width.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EmbeddingNoise:
     def _noise(self, rows: Sequence[int], lengths: Sequence[int], width: int, hidden: int) -> mx.array:
         parts: list[mx.array] = []
         for row, length in zip(rows, lengths, strict=True):
-            # As many draws as the row has tokens, whatever it is padded to: others would come of another shape.
+            # As many draws as the row has tokens, without its padding: another shape would give other numbers.
             draw_LH = mx.random.uniform(-1, 1, (length, hidden), key=self._key(row))
             shown = (self.alpha / (length * hidden) ** 0.5 * draw_LH)[:width]
             parts.append(mx.pad(shown, [(0, width - shown.shape[0]), (0, 0)]))

@@ -100,7 +100,7 @@ def _span(
     state = state_BHed.reshape(1, B, J, H // J, e, -1)
     states: list[mx.array] = []
     corrections: list[mx.array] = []
-    # mx.split, here and below: its gradient is one concatenation, that of an index a scatter into zeros for each chunk.
+    # mx.split, here and below: its gradient is one concatenation; indexing would scatter into zeros for each chunk.
     chunks = (mx.split(x, len(k), axis=0) for x in (own, by_state, to_end * k, from_start[..., -1:, :]))
     for own_n, by_state_n, k_to_end_n, total_n in zip(*chunks, strict=True):
         states.append(state)
@@ -120,7 +120,7 @@ def _chunked(x: mx.array, C: int, J: int) -> mx.array:
 def _by_halves(beta_k: mx.array, q: mx.array, k: mx.array, log_decay: mx.array) -> tuple[mx.array, mx.array]:
     C, shape = k.shape[-2], beta_k.shape
     rows = mx.stack([beta_k, mx.broadcast_to(q, shape)])
-    # A block of one token: the diagonal of I + A, and that of P.
+    # A block of one token: the diagonals of I + A and of P.
     diagonal = mx.stack([mx.ones(shape[:-1]), mx.broadcast_to((q * k).sum(axis=-1), shape[:-1])])
     blocks, size = diagonal[..., None, None], 1
     while size < C:

@@ -62,7 +62,7 @@ _this_thread = _ThisThread()
 def compiled_in_gradients() -> Iterator[None]:
     """Inside, on a CPU, functions under `compiled_by_shape` stay compiled while a gradient is traced. In a thread that
     traces, mlx runs their operations one by one (20 for an exponential), so another thread calls them. Only inside
-    custom functions, which have a gradient of their own."""
+    custom functions, which define their own gradient."""
     here = _this_thread
     if on_cpu() and here.calls is None:
         here.calls = SimpleQueue()
@@ -83,6 +83,6 @@ def _call_all(calls: SimpleQueue[Callable[[], None]], stream: mx.Stream) -> None
 
 
 def evaluate_after(x: mx.array, earlier: Sequence[mx.array]) -> mx.array:
-    """`x`, whose users are evaluated after `earlier`. mlx starts whatever has its inputs, so independent chunks would
-    all be in memory."""
+    """`x`, whose users are evaluated after `earlier`. mlx starts every operation whose inputs are ready,
+    so independent chunks would all be in memory."""
     return mx.depends([x], list(earlier))[0] if earlier else x

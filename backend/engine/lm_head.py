@@ -263,7 +263,7 @@ def _frozen_head(
     @score.vjp
     def score_vjp(_primals: Any, cotangents: Any, outputs: Any) -> mx.array:
         # outputs: the scores, then ∂ score / ∂ h of those that are learned from. The cotangents of those gradients are
-        # not read, because nothing differentiates twice; nor is that of a score without a gradient.
+        # not read, because nothing differentiates twice; nor are cotangents of scores without a gradient.
         learning = compress(cotangents, learned)
         scaled = [cotangent_N[:, None] * grad for cotangent_N, grad in zip(learning, outputs[count:], strict=True)]
         return sum(scaled[1:], scaled[0]).astype(hidden_NH.dtype)

@@ -26,7 +26,7 @@ UNSHARED = "Prompts are read once per completion instead of once per group: {rea
 CACHES = {
     RotatingKVCache: "some layers have a sliding window",
     ArraysCache: "some layers keep a state instead of keys and values",
-    CacheList: "its layers keep a state beside keys and values",
+    CacheList: "its layers keep more state than keys and values",
 }
 
 
@@ -44,7 +44,7 @@ def split(model: nn.Module) -> SplitModel:
         split_model.slow_paths.append(UNSPLIT.format(reason=reason))
     split_model, states = _sharing_keys(model, split_model, states)
     # Where the stream cannot be kept in float32, sampler and learner both have the model's own, and nothing is slower.
-    # On other devices a float32 stream takes launches of its own.
+    # On other devices a float32 stream takes additional launches.
     if states.dtype in residual_stream.NAMES and (on_cpu() or has_metal()):
         hidden = split_model.hidden
         try:
@@ -146,7 +146,7 @@ def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:
     try:
         caches = new_prompt_cache(model)
         for cache in caches:
-            # A subclass may keep something else beside keys and values, so it does not count as one.
+            # A subclass may keep more than keys and values, so it does not count.
             if type(cache) is not KVCache:
                 raise _Unsupported(CACHES.get(type(cache), f"some layers keep a {type(cache).__name__}"))
         rows = _probe_rows()

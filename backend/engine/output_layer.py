@@ -129,10 +129,10 @@ def _rest_of(
 
 
 def _head(owner: nn.Module, name: str, tied: dict[str, nn.Module]) -> nn.Module:
-    head, beside = nn.Module(), {key: part for key, part in owner.items() if key != name}
-    if any(isinstance(part, mx.array) for part in beside.values()):
-        raise NoOutputLayer("the weights of the model's output layer are not in a module of their own")
-    for key, part in {**beside, **tied}.items():
+    head, others = nn.Module(), {key: part for key, part in owner.items() if key != name}
+    if any(isinstance(part, mx.array) for part in others.values()):
+        raise NoOutputLayer("the weights of the model's output layer are not in a separate module")
+    for key, part in {**others, **tied}.items():
         if isinstance(part, nn.Module):
             setattr(head, key, part)
     return head

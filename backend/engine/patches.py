@@ -90,7 +90,7 @@ def install(model: nn.Module) -> None:
             if getattr(module, attribute, None) is original and module is not sys.modules[original.__module__]:
                 replace(module, attribute, ours)
         for file, attribute, ours in KERNELS:
-            # None: there is no Metal, hence no kernel.
+            # None: without Metal there is no kernel.
             if module is sys.modules.get(file) and getattr(module, attribute) not in (None, ours):
                 replace(module, attribute, ours)
     for owner, attribute, ours in GATHERS if on_gpu() else ():

@@ -1,12 +1,12 @@
-"""One model over several machines (tensor parallelism): each rank has a part of every layer, with LoRA adapters beside
-it.
+"""One model over several machines (tensor parallelism): each rank has a part of every layer and of its LoRA
+adapters.
 
     columns   a rank has some of the outputs:  y_r = x W_rᵀ + s · (x A) B_r             A whole, B sharded
     rows      a rank has some of the inputs:   y   = Σ_r (x_r W_rᵀ + s · (x_r A_r) B)   A sharded, B whole
 
 mlx-lm's `model.shard(group)` shards the layers of a model whose weights are not read yet, and each call is recorded.
-Adapters add no collective to the forward pass. The optimizer has the whole adapters on every rank, so a checkpoint is
-that of one machine.
+Adapters add no collective to the forward pass. The optimizer has the whole adapters on every rank, so checkpoints
+are the same as on one machine.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class ShardedLoRALinear(nn.Module):
         if isinstance(linear, COLUMN_LAYERS):
             x = _with_summed_gradient(x, linear.group)
         y = _product(linear, x)
-        if x.dtype != mx.float32:  # as `layers.lora_linear` computes it beside a whole layer
+        if x.dtype != mx.float32:  # as `layers.lora_linear` computes it for a whole layer
             y = add_adapter(y, x, self.lora_a, self.scale * self.lora_b)
         else:
             y = y + self.scale * ((x @ self.lora_a) @ self.lora_b)
@@ -216,7 +216,7 @@ class Adapters:
     size: int
 
     def parts(self, whole: Any) -> Any:
-        """The tree of whole arrays → that of this rank's."""
+        """Tree of whole arrays → tree of this rank's parts."""
 
         def part(name: str, x: mx.array) -> mx.array:
             kind = self.kinds[name]
@@ -227,7 +227,7 @@ class Adapters:
     def gather_gradient(self, gradient: Any, add_up: Sum) -> Any:
         """The gradient in the whole arrays from this rank's parts, the same bits on every rank. All ranks call it
         together."""
-        # All of it on every rank: the backward pass has sums of its own, which must be those of all ranks.
+        # Evaluated on every rank: the backward pass has sums over the ranks, which all must join.
         mx.eval(gradient)
         names, own = zip(*tree_flatten(gradient), strict=True)
         placed: list[mx.array] = []
@@ -246,7 +246,7 @@ class Adapters:
 def install_adapters(
     model: nn.Module, adapted: nn.Module, shares: Mapping[str, LayerShare], rank: int, size: int
 ) -> Adapters:
-    """Put the adapters of `adapted`, the same model whole, beside the parts of `model`. Raises CannotShardError."""
+    """Add the adapters of `adapted`, the whole model, to the sharded `model`. Raises CannotShardError."""
     # Blocks whose own code sums over the ranks: inside, every gradient is a rank's share.
     summed = tuple(
         f"{name}." for name, module in model.named_modules() if getattr(module, "sharding_group", None) and name

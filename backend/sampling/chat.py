@@ -71,7 +71,7 @@ HELD_OUT = ("test", "valid", "train")  # prompts come from the first split that 
 
 @dataclass(frozen=True, slots=True)
 class ChatSource:
-    """What a chat is with. `config`: the run's settings at the step of `weights`; of a plain model the defaults."""
+    """Model of a chat. `config`: the run's settings at the step of `weights`; the defaults for a plain model."""
 
     name: str
     config: Config

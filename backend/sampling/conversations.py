@@ -1,5 +1,5 @@
-"""Conversations: completions that call tools. The ids of a conversation are never rendered again: after a turn's own
-ids come those of the results and of the next turn's beginning, and the model goes on from there."""
+"""Conversations: completions that call tools. The ids of a conversation are never rendered again: the ids of the
+results and of the next turn's beginning are appended to a turn's own, and the model continues from there."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from backend.types import Completion, Group, Problem, Turn
 from backend.utils.errors import UserError
 
 WAIT_S = 0.05
-"""Seconds between two looks whether to stop, while nothing can be decoded."""
+"""Seconds between checks for a stop, while nothing can be decoded."""
 
 
 def turn_format(config: Config, schemas: ToolSchemas, tokenizer: Any) -> TurnFormat:
-    """How this tokenizer's model calls tools. Raises UserError if it cannot, and there are any."""
+    """The tool-call format of this tokenizer's model. Raises UserError if there are tools and it has none."""
     made = TurnFormat(tokenizer, config.chat_template_kwargs)
     if made.fault and schemas:
         raise UserError("model", made.fault)
@@ -68,7 +68,7 @@ class Tools:
 
 
 def common_prefix(rows: Sequence[list[int]]) -> list[int]:
-    """What all these ids begin with."""
+    """The longest common prefix of lists of ids."""
     same = takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False))
     return [ids[0] for ids in same]
 
@@ -91,7 +91,7 @@ class Rollout:
         """Conversations whose calls run."""
 
     def one(self, row: int) -> Rollout:
-        """The conversation of a completion as a rollout of its own; of a rollout with groups of one."""
+        """The conversation of one completion as a separate rollout; for rollouts with groups of one."""
         return Rollout(self._tools, [self.problems[row]], [[]], [self._numbers[row]])
 
     def turns(self, row: int) -> list[Turn]:
@@ -150,8 +150,8 @@ class Rollout:
 
 
 def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """How often completions call tools, and calls fail (0 without calls), as TRL counts them; mean turns; the share
-    that ended because results did not fit. Empty for completions without turns."""
+    """TRL's call and failure frequency of tools (0 without calls), mean turns, and the share of completions that ended
+    because results did not fit. Empty for completions without turns."""
     completions = [completion for group in groups for completion in group.completions]
     if not any(completion.turns for completion in completions):
         return {}

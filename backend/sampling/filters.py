@@ -58,9 +58,8 @@ def row_sum(values_BV: mx.array) -> mx.array:
     return values_BV.sum(axis=-1, keepdims=True)
 
 
-def beside_row(value_B1: mx.array) -> mx.array:
-    """A number for each row as an operand beside [B, V]; of one row on a CPU a scalar [], or kernels are not
-    vectorised."""
+def per_row(value_B1: mx.array) -> mx.array:
+    """A number for each row, to combine with [B, V]; on a CPU a scalar for one row, or kernels are not vectorised."""
     return value_B1.reshape(()) if on_cpu() and value_B1.size == 1 else value_B1
 
 
@@ -144,7 +143,7 @@ def _floor_by_histogram(mass_BV: mx.array, top_p: float) -> mx.array:
         counted_BV = mass_BV
         if need_B1 is not None:
             # Only masses with the digits found so far count; the others add 0, to any bin.
-            counted_BV = masked(mass_BV, bits_BV >> (shift + width) == beside_row(prefix_B1))
+            counted_BV = masked(mass_BV, bits_BV >> (shift + width) == per_row(prefix_B1))
         # A scatter-add along an axis, which mlx offers as the gradient of a gather only; `.at[…].add` takes eight times
         # as long.
         digit_BV, empty_BN = (bits_BV >> shift) & ((1 << width) - 1), mx.zeros((B, 1 << width), mx.float64)
@@ -152,10 +151,10 @@ def _floor_by_histogram(mass_BV: mx.array, top_p: float) -> mx.array:
         _, (sum_BN,) = mx.vjp(gather, [empty_BN], [counted_BV.astype(mx.float64)])
         # The mass in each bin and above falls from bin to bin, so the number of bins that reach `need` gives the last
         # of them. The first bin reaches it, but for rounding.
-        beyond_BN = beside_row(above_B1) + mx.cumsum(sum_BN, axis=-1, reverse=True, inclusive=False)
+        beyond_BN = per_row(above_B1) + mx.cumsum(sum_BN, axis=-1, reverse=True, inclusive=False)
         from_BN = beyond_BN + sum_BN
         need_B1 = top_p * from_BN[:, :1] if need_B1 is None else need_B1
-        digit_B1 = mx.maximum((from_BN >= beside_row(need_B1)).sum(axis=-1, keepdims=True) - 1, 0).astype(mx.int32)
+        digit_B1 = mx.maximum((from_BN >= per_row(need_B1)).sum(axis=-1, keepdims=True) - 1, 0).astype(mx.int32)
         above_B1 = mx.take_along_axis(beyond_BN, digit_B1, axis=-1)
         prefix_B1 = (prefix_B1 << width) | digit_B1
     return prefix_B1.view(mx.float32)

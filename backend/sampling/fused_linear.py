@@ -1,5 +1,5 @@
-"""Plain, LoRA and DoRA layers that read the same input, as one matrix product, with their adapters merged in or beside
-it."""
+"""Plain, LoRA and DoRA layers that read the same input, as one matrix product. Adapters are merged into it, or added by
+two small products."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class LinearBranch(nn.Module):
 @dataclass
 class FusedLinear:
     """Layers that read the same input, and their projection. Merged: float weights with adapters in a temporary array.
-    Else packed: frozen weights in one lasting array, adapters beside it."""
+    Else packed: frozen weights in one lasting array, adapters separate."""
 
     members: list[Any]
     dtype: mx.Dtype  # of the recorded input

@@ -306,7 +306,7 @@ class FusedModel:
         fresh: list[Any] = [
             (member, member.lora_b) for fused in self.fused_linears for member in fused.members if has_adapter(member)
         ]
-        # Keys of their own: the run's random numbers stay as they would be without this comparison.
+        # Separate keys: this comparison must not change the run's random numbers.
         for i, (member, lora_b) in enumerate(fresh):
             member.lora_b = lora_b + 0.01 * mx.random.normal(lora_b.shape, key=mx.random.key(i))
         try:
@@ -319,7 +319,7 @@ class FusedModel:
 
 
 def difference(what: str, compute: Callable[[], tuple[mx.array, mx.array]]) -> str:
-    """How `what` differs, by the (expected, actual) arrays of `compute`, or ""."""
+    """A message if the (expected, actual) arrays of `compute` differ, else ""."""
     try:
         expected, actual = compute()
         # A mistake makes this about 1; rounding in 16 bits keeps it below 0.1.

@@ -249,7 +249,7 @@ def check_grammar(config: Config, tokenizer: Any, vocabulary: int | None = None)
 
 
 def _can_end(compiled: CompiledGrammar) -> bool:
-    """True if a complete output was found, or the search was given up."""
+    """True if a complete output was found, or the search reached its limit."""
     pending, visited = [compiled.matcher()], 0
     while pending and visited < SEARCHED:
         matcher, visited = pending.pop(), visited + 1

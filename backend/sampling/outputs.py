@@ -189,6 +189,6 @@ class TextStream:
         return self._decode([*self._shown, *self._held])[len(before) :] if self._held else ""
 
     def _show(self, text: str) -> str:
-        if text:  # a token without text of its own stays held: what follows may need it as context
+        if text:  # a token without text stays held back: later ones may need it as context
             self._shown, self._held = self._held, []
         return text

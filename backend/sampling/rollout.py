@@ -126,7 +126,9 @@ class Sampler:
             problems = conversations.problems
             for row, opening in enumerate(conversations.openings):
                 if len(opening) >= self.max_tokens:
-                    what = f"What reset said to one completion alone takes {len(opening):,} tokens and leaves no room."
+                    what = (
+                        f"The text that reset returned for a completion has {len(opening):,} tokens: no room is left."
+                    )
                     raise UserError("max_completion_length", what)
                 if opening:
                     outputs.insert(row, opening)
@@ -310,7 +312,7 @@ class Sampler:
         outputs = CompletionBuffer(3, 2, self.policy.tokenizer, [-1], ())  # no id is −1, so no row ends early
         try:
             queue = WaitingQueue(len(prompts), 1, lambda chosen: self.prefill([(prompts[p], None) for p in chosen]))
-            # Three rows, whatever `rows` allows: decoded one at a time, no row would be padded.
+            # Three rows, even if `rows` allows fewer: decoded one at a time, no row would be padded.
             step, uniform_NT = self.compiled_step(GREEDY), np.zeros((3, 2), np.float32)
             scheduler = Scheduler(
                 queue, outputs, uniform_NT, SamplingState(GREEDY, agree=self.agree), step, 3, self.row_costs

@@ -33,7 +33,7 @@ class RowCosts:
         return max(4, self.tile // (DRAFTED + 1))
 
     def planned(self, most: int) -> int:
-        """How many of `most` rows to decode together: within one tile all, else full tiles."""
+        """Number of rows to decode together, of `most`: all of them within one tile, else full tiles."""
         return most if most <= self.tile else most // self.tile * self.tile
 
     def filled(self, rows: int) -> int:

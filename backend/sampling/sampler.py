@@ -1,7 +1,7 @@
 """From logits to tokens: temperature, top-k, top-p, min-p, one inverse-CDF sample a row, and its log-probability.
 
 Inverse CDF: with masses m_v = exp((logit_v − max) / temperature), 0 where filtered, and a uniform u in [0, 1), the
-first token whose running sum reaches u · Σ m. So a row's sample depends on the row alone, whatever its batch. `logp` is
+first token whose running sum reaches u · Σ m. So a row's sample does not depend on its batch. `logp` is
 the policy's before any filter; the token was sampled with exp(logp − log_kept), which importance correction needs.
 """
 
@@ -22,7 +22,7 @@ from backend.engine.cpu import exp_nonpositive, row_sums
 from backend.engine.device import on_cpu, on_gpu
 from backend.engine.graph import evaluate_after
 from backend.engine.penalties import IN_COMPLETION, NO_PENALTIES, Penalties, SeenTokens, distinct_tokens, penalised
-from backend.sampling.filters import beside_row, largest, least_inside, masked, nucleus_floor, row_max, row_sum
+from backend.sampling.filters import largest, least_inside, masked, nucleus_floor, per_row, row_max, row_sum
 from backend.sampling.grammar import Grammar, GrammarState
 
 # The inverse CDF of `backend.sampling.sampler` for a GPU, where a step of few rows is bound by its number of
@@ -232,8 +232,8 @@ def _sample_on_gpu(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling)
     if sampling.has_filters:  # all masses and the kept ones: one kernel makes both, and one sums both
         masses_MBV = mx.where(is_kept, _kept(logits_BV, mass_BV, top_BK, sampling), mass_BV)
     token_B1, sums = inverse_cdf(masses_MBV, uniform_B[:, None], _block_width(V))
-    # The log-probability and the log of the kept share in one kernel: of the token's mass and of the kept ones, less
-    # that of all.
+    # The log-probability and the log of the kept share in one kernel: the logs of the token's and the kept mass, less
+    # the log of the whole mass.
     shape = (2, B, 1)
     logit_2B1, peak_2B1 = (
         _tempered(mx.broadcast_to(x_B1, shape), temperature) for x_B1 in (_at(logits_BV, token_B1), peak_B1)
@@ -245,7 +245,7 @@ def _sample_on_gpu(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling)
 
 def _mass(logits_BV: mx.array, peak_B1: mx.array, temperature: float) -> mx.array:
     """exp((logit − peak) / temperature) in float32, at most 1."""
-    return exp_nonpositive(_tempered(logits_BV, temperature) - beside_row(_tempered(peak_B1, temperature)))
+    return exp_nonpositive(_tempered(logits_BV, temperature) - per_row(_tempered(peak_B1, temperature)))
 
 
 def _tempered(logits: mx.array, temperature: float) -> mx.array:
@@ -295,9 +295,9 @@ def _kept(logits_BV: mx.array, mass_BV: mx.array, top_BK: mx.array | None, sampl
         floor_B1 = top_BK[:, :1]
         if sampling.top_p < 1:  # on what top-k leaves
             floor_B1 = least_inside(top_BK, _mass(top_BK, top_BK[:, -1:], sampling.temperature), sampling.top_p)
-        keep_BV.append(logits_BV >= beside_row(floor_B1))
+        keep_BV.append(logits_BV >= per_row(floor_B1))
     elif sampling.top_p < 1:
-        keep_BV.append(mass_BV >= beside_row(nucleus_floor(mass_BV, sampling.top_p)))
+        keep_BV.append(mass_BV >= per_row(nucleus_floor(mass_BV, sampling.top_p)))
     # min-p keeps p(v) ≥ min_p · max p (arXiv:2407.01082); in masses max is 1, and normalisation cancels.
     if sampling.min_p > 0:
         keep_BV.append(mass_BV >= sampling.min_p)

@@ -84,7 +84,7 @@ class Scheduler:
             return False
         size = self.row_costs.compacted(len(rows), len(alive) + admitted)
         # Ended rows fill the batch up to `size`, which has a trace already. Living rows come first: `compact` relies on
-        # it. A row that was parked is not kept beside itself.
+        # it. A parked row that returns is not kept twice.
         ended = np.flatnonzero(~is_open & ~np.isin(rows.index, ready))
         keep = np.concatenate([alive, ended[: size - len(alive) - admitted]])
         has_right_columns = False
@@ -118,7 +118,7 @@ class Scheduler:
         return True
 
     def _begin(self, count: int, ready: list[int]) -> list[AdmittedRows]:
-        """The next `count` completions. Those whose prompt goes on after what their group shares become `ready`."""
+        """The next `count` completions. Those with more prompt after the group's shared part become `ready`."""
         admissions: list[AdmittedRows] = []
         for each in self.queue.admit(count):
             goes_on = self.outputs.length[each.index] > 0
@@ -193,8 +193,8 @@ class Scheduler:
     def _decode(self, steps: int) -> list[Sampled]:
         assert self.latest is not None
         rows, unread = self.rows, [self.latest]
-        # Token t of a completion uses column t, whatever row or step it is decoded in. A row at its length limit runs
-        # on with the others; its tokens are discarded, so any column will do.
+        # Token t of a completion uses column t, in any row and step. A row at its length limit continues with the
+        # others; its tokens are discarded, so any column will do.
         column_SB = np.minimum(rows.generated + np.arange(steps)[:, None], self.uniform_NT.shape[1] - 1)
         for uniform_B in mx.array(self.uniform_NT[rows.index, column_SB]) if steps else ():
             token_B, slot = unread[-1].token_B, mx.array(rows.slot)
@@ -396,7 +396,7 @@ class KVRows:
         return int(self.end.max(initial=0))
 
     def is_ragged(self, alive: np.ndarray) -> bool:
-        """Whether the rows `alive` end in different columns."""
+        """True if the rows `alive` end in different columns."""
         return bool((self.end[alive] != self.slot).any())
 
     @property

@@ -120,8 +120,8 @@ class Speculation:
 
 
 def speculation_of(config: Config, policy: Any, sampler: Any, note: Callable[[str], None]) -> Speculation | None:
-    """The speculation of a run; None where it has none, and `note` takes the reason. Raises UserError for its draft
-    model."""
+    """The speculation of a run; None where it is off or impossible, and `note` receives the reason. Raises UserError
+    for the draft model."""
     if not config.use_speculative_decoding:
         return None
     reasons = {

@@ -25,7 +25,7 @@ class TurnFormat:
         self._tokenizer, self._variables = tokenizer, template_variables
         self._eos_ids = {int(token) for token in tokenizer.eos_token_ids}
         self._opening = ""
-        """What a turn's text continues: the start of the reasoning, if the template writes it."""
+        """Text that the template puts before a turn: the start of the reasoning, if any."""
         reason = self._prepare()
         self.fault = f"The model cannot use tools: {reason.rstrip('.')}." if reason else ""
 

@@ -32,7 +32,7 @@ class Stopped(Exception):
 
 
 class StopPending(BaseException):
-    """Raised out of a wait that a stop ends, in any thread; no Exception, so that it is no error of a user's data."""
+    """Ends a wait because of a stop, in any thread. Not an Exception, or it would be reported as an error in data."""
 
 
 def read_word(control: Path) -> str:
@@ -51,7 +51,7 @@ def look_for_stop_word(run: RunFolder) -> None:
 
 class Control:
     """The commands to one run. The trainer clears `save_requested`; the other requests stay set. `looks` are called
-    wherever the run may stop, and may raise Stopped. `keep_words`: commands that are there are meant for this run."""
+    wherever the run may stop, and may raise Stopped. `keep_words`: obey commands that came before this process."""
 
     def __init__(
         self,

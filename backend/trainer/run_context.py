@@ -1,6 +1,6 @@
-"""What a run computes with: model, learner, sampler, reward functions and prompts, built from its settings. In a
-supervised warm-up a learner of its own imitates answers first, since GRPO learns nothing while no completion of a group
-earns a reward (marin#8876: start it by pass@G, not by loss)."""
+"""The parts of a run, built from its settings: model, learner, sampler, reward functions and prompts. In a supervised
+warm-up a second learner imitates answers first, since GRPO learns nothing while no completion of a group earns a reward
+(marin#8876: start it by pass@G, not by loss)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CollectMetrics = tuple[dict[str, float], dict[str, float]]
 """Metrics of a step's groups, and those that reward functions logged."""
 
 MEASURED_EVERY = 10
-"""Steps between two measurements of the pass rate, where each needs a rollout; the first is that of step 1."""
+"""Steps between two measurements of the pass rate that need a rollout; the first is at step 1."""
 PASS_RATE = "warmup/pass_rate"
 WARMUP_METRICS = {name: f"warmup/{name}" for name in ("loss", "entropy", "learning_rate")}
 """Metric of a learner → its name in the steps of a warm-up."""
@@ -102,8 +102,8 @@ def reason_of_end(step: int, config: Config, metrics: Mapping[str, float]) -> st
 
 @dataclass
 class StepContext:
-    """What computes a run's steps; `RunContext` adds what the leader alone has. `steps`: the length of the run.
-    `waiting_learner`: that of the run's mode, until its warm-up is over; `warmup_end`: the last step of one that is."""
+    """The parts that compute a run's steps; `RunContext` adds the leader's. `steps`: the length of the run.
+    `waiting_learner`: the learner of the run's mode during a warm-up; `warmup_end`: the last step of a finished one."""
 
     policy: Policy
     learner: Learner
@@ -165,8 +165,8 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """What sampling and scoring a step needs of the trainer. `poll` takes the phase and the share of it that is done,
-    if known, and may raise to stop. `report` takes the phase during a wait. `groups`: those sampled so far."""
+    """The trainer's side of sampling and scoring a step. `poll` takes the phase and the share of it that is done, if
+    known, and may raise to stop. `report` takes the phase during a wait. `groups`: sampled so far."""
 
     timer: StepTimer
     poll: Callable[[str, float | None], None]
@@ -176,10 +176,10 @@ class SamplingContext:
 
 @dataclass
 class RunContext(StepContext):
-    """Everything that one run computes with. `evaluation_sets`: the prompts of the valid split under "", and those of
-    `eval_data` by name. `longest_prompts`: tokens of the longest prompt of each set, up to `images` of them of images.
-    `slow_paths`: a sentence for each part that does not take its fastest path. `dtype`: what `dtype: auto` became.
-    `stages`: (settings, training rows, prompts) of each stage; those with the same rows and format share prompts."""
+    """All parts of one run. `evaluation_sets`: the prompts of the valid split under "", and of `eval_data` by name.
+    `longest_prompts`: tokens of the longest prompt of each set, up to `images` of them of images. `slow_paths`: a
+    sentence for each part that does not take its fastest path. `dtype`: the type that `dtype: auto` chose. `stages`:
+    (settings, training rows, prompts) of each stage; stages with the same rows and format share prompts."""
 
     prompt_stream: PromptStream
     background_tokenizer: BackgroundTokenizer
@@ -407,7 +407,7 @@ class RunContext(StepContext):
         if not saved.has("optimizer") and state.updates:
             note(
                 f"The checkpoint of step {state.step} has no optimizer state (Save weights only), so the optimizer "
-                "starts anew: the run continues a little differently than it would have without the break."
+                "starts again: the run continues a little differently than it would have without the break."
             )
         if saved.has("reference"):
             self.policy.restore_reference(arrays_of(saved, "reference"))
@@ -469,7 +469,7 @@ def step_parts(
 
 @dataclass(slots=True)
 class SharedResources:
-    """What the runs of a sweep share: the base model, the type that they compute in, and prompts of the same rows."""
+    """Shared by the runs of a sweep: the base model, its type, and prompts of the same rows."""
 
     base: Base | None
     dtype: tuple[str, str] | None = None  # as `dtype_here`; None where a run may choose

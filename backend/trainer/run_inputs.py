@@ -1,4 +1,4 @@
-"""What a run reads before its model, once a process: its rows, its reward functions, and the prompts of the rows."""
+"""Inputs of a run that are read before its model, once a process: rows, reward functions, and the rows' prompts."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def stops_as_exceptions(trainer: Trainer, obey_signal: Callable[[], None]) -> It
 
 
 def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: bool = False) -> Ending:
-    """Save what is not saved, write the event log's last line unless the run goes on, and close the files."""
+    """Save what is not saved, write the event log's last line unless the run continues, and close the files."""
     place, step = trainer.held.place(), trainer.state.step
     if place is None:
         trainer.close()

@@ -81,7 +81,7 @@ class Ending:
 
 
 class Trainer:
-    """One run. `state` is that of the last finished step: a step counts once its line is in the event log. `parts` is
+    """One run. `state`: after the last finished step; a step counts once its line is in the event log. `parts` is
     set once all is loaded, and deleted before exporting. `shared`: of a sweep, whose process handles the signals."""
 
     parts: RunContext
@@ -288,7 +288,7 @@ class Trainer:
             elapsed_s=self.state.elapsed_s + self.timer.elapsed(),
         )
         trained_tokens = lengths["num_tokens"] * (config.num_iterations if samples else 1)
-        saving_s = self.saver.take_seconds()  # that of step N is reported with step N + 1
+        saving_s = self.saver.take_seconds()  # the time of step N is reported with step N + 1
         save_time = {"time/save": saving_s} if saving_s else {}
         of_step = {
             "num_tokens": state.num_tokens,
@@ -459,7 +459,7 @@ class Trainer:
 
     @property
     def has_whole_step(self) -> bool:
-        """True if the weights are those of the last finished step, and not in or between the next one's updates."""
+        """True if the weights belong to the last finished step, and no update of the next one has begun."""
         return self.has_parts and self.parts.learner.is_whole and self.parts.learner.updates == self.state.updates
 
     def close(self) -> None:

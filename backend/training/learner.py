@@ -297,7 +297,7 @@ def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def optimizer_of(config: Config, own: OwnUpdates = SETTINGS_DECIDE) -> Optimizer:
-    """The program's optimizer, or that of the settings. Raises UserError if the program's is missing."""
+    """The program's optimizer, or the settings' one. Raises UserError if the program's is missing."""
     if own.make is not None:
         return own.make(config.learning_rate)
     if config.optimizer == OWN:

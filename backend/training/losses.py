@@ -186,7 +186,7 @@ def cispo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
 def sapo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
     """−σ(τ(ρ−1))·(4/τ)·A: a soft gate with derivative 1 at ρ = 1; τ depends on the sign of A."""
     s = t.settings
-    # 4/τ makes up for σ'(0) = 1/4 and the inner τ, so the gradient on-policy is that of ρA for every τ
+    # 4/τ makes up for σ'(0) = 1/4 and the inner τ, so on-policy the gradient equals the gradient of ρA for every τ
     # (arXiv:2511.20347).
     tau = mx.where(t.advantage > 0, s.sapo_temperature_pos, s.sapo_temperature_neg)
     return -mx.sigmoid(tau * (t.ratio - 1)) * (4 / tau) * t.advantage, {}

@@ -187,7 +187,7 @@ LearningRate = Callable[[int], float]  # update number, from 0 → learning rate
 
 @dataclass(frozen=True, slots=True)
 class OwnUpdates:
-    """Optimizer and schedule of the calling program; None for those of the settings."""
+    """Optimizer and schedule given by the calling program; None: the settings decide."""
 
     make: Callable[[float], Optimizer] | None = None  # learning rate of the settings → optimizer
     rate: LearningRate | None = None
@@ -199,7 +199,7 @@ SETTINGS_DECIDE = OwnUpdates()
 
 
 def rate_of(optimizer: Optimizer) -> float:
-    """The optimizer's learning rate; NaN if it has none."""
+    """The optimizer's learning rate; NaN without one."""
     try:
         return float(optimizer.learning_rate)
     except (KeyError, AttributeError, TypeError, ValueError):
@@ -217,7 +217,7 @@ class Recipe:
 
 
 # MLX leaves bias correction off: the first updates are then several times larger than in every other library. By
-# default its Adafactor derives a step size of its own and ignores the learning rate.
+# default its Adafactor ignores the learning rate and derives its step size.
 CORRECTED = {"bias_correction": True}
 OPTIMIZERS: dict[str, Recipe] = {
     "adamw": Recipe(optimizers.AdamW, AdamW8bit, ("betas", "eps", "weight_decay"), CORRECTED),

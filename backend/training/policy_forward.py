@@ -175,7 +175,7 @@ class PolicyForward:
         return SharedPrefix(micro_batches, self.micro_batch_tokens) if pays else None
 
     def prompt_mode(self, split_model: SplitModel) -> PromptMode:
-        """How often prompts are read. With dropout not once in all: a second pass would drop other activations."""
+        """How often each prompt is read. Not once for all with dropout: a second pass would drop other activations."""
         if not split_model.prefix_layers or self.noise is not None or self.whole_rows:
             return "per_row"
         return "per_micro_batch" if self.has_dropout else "prefilled"

@@ -1,5 +1,5 @@
 """Self-distillation (SDPO, arXiv:2601.20802): the policy, shown a solved completion of the same prompt or feedback,
-teaches itself. Texts, choice and loss are those of TRL's SDPOTrainer in its mode `sampled_token`. With x′ the prompt
+teaches itself. Texts, choice and loss follow TRL's SDPOTrainer in its mode `sampled_token`. With x′ the prompt
 that the teacher reads:
 
     loss = mean over rows of the mean over tokens of
@@ -39,8 +39,8 @@ LARGEST_RATIO = 2.0
 
 
 def teacher_contexts(group: Group, config: Config) -> list[tuple[int | None, str]]:
-    """What the teacher of each completion sees: the index of the first solved completion of the group, and feedback;
-    (None, "") for nothing."""
+    """Context for the teacher of each completion: (index of the group's first solved completion, feedback); (None, "")
+    where there is neither."""
     column = config.privileged_context_feature
     solved = [i for i, completion in enumerate(group.completions) if _is_solved(completion, config)]
     contexts: list[tuple[int | None, str]] = []
