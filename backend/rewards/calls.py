@@ -140,14 +140,6 @@ def wait_on() -> None:
     """A poll that never cancels."""
 
 
-class CallError(Exception):
-    """Function `index` raised `error`; None: it hung at `stack`. `runs_on`: its thread could not be interrupted."""
-
-    def __init__(self, index: int, error: BaseException | None, stack: str = "", *, runs_on: bool = False) -> None:
-        super().__init__()
-        self.index, self.error, self.stack, self.runs_on = index, error, stack, runs_on
-
-
 class _Interrupted(BaseException):
     """Raised in a call after its time limit; not an Exception, so user code does not catch it."""
 
@@ -188,27 +180,29 @@ def _score(value: Any, index: int) -> float:
 
 
 class Caller:
-    """Calls user code in this thread, without a limit unless it is async. Calls `mark(index, True)` before a function,
-    `mark(-1, True)` after it, and `mark(index, False)` for the one that runs of those awaited together."""
+    """Calls user code in this thread, without a limit unless it is async. Raises Failure. Calls `mark(index, True)`
+    before a function, `mark(-1, True)` after it, and `mark(index, False)` for the one that runs of those awaited
+    together. `functions`: those called, by index."""
 
     def __init__(self, mark: Callable[[int, bool], None] = lambda index, begins: None) -> None:
         self.poll: Poll = wait_on
+        self.functions: Sequence[FunctionDescription] = (FunctionDescription(""),)
         self._report = mark
         self._running = -1
         self._runner: asyncio.Runner | None = None
 
     def call(self, index: int, seconds: float, work: Callable[[], Any]) -> Any:
-        """`work()`. Raises CallError."""
+        """`work()`."""
         self._mark(index)
         value = self._limited(seconds, work)
         self._mark(-1)
         return value
 
     def gather(self, seconds: float, calls: Mapping[int, Awaitable[Any]]) -> dict[int, tuple[Any, float]]:
-        """(value, seconds) of concurrent calls; the first failure cancels all. Raises CallError. The event loop
-        persists between steps, since open connections belong to it."""
+        """(value, seconds) of concurrent calls; the first failure cancels all. The event loop persists between steps,
+        since open connections belong to it."""
         results: dict[int, tuple[Any, float]] = {}
-        failures: list[CallError] = []
+        failures: list[Failure] = []
 
         async def run_one(index: int, awaitable: Awaitable[Any]) -> None:
             start = time.perf_counter()
@@ -218,7 +212,7 @@ class Caller:
             except GeneratorExit:
                 raise  # the loop was abandoned
             except BaseException as error:
-                failures.append(CallError(index, error))
+                failures.append(self._failure(index, error))
             if waiting := [other for other in calls if other not in results]:
                 self._mark(waiting[0], False)
 
@@ -233,7 +227,7 @@ class Caller:
                     while frame := getattr(waits, "cr_frame", None):
                         stack += "".join(traceback.format_stack(frame))
                         waits = getattr(waits, "cr_await", None)
-                    failures.append(CallError(self._running, None, stack))
+                    failures.append(self._timeout(self._running, seconds, stack))
             for task in pending:
                 task.cancel()
             if pending:  # those that ignore their cancellation are left behind
@@ -241,7 +235,7 @@ class Caller:
 
         self._runner, runner = None, self._runner or asyncio.Runner()
         self._mark(min(calls))
-        self._limited(seconds + _ASYNC_GRACE_S, lambda: runner.run(run_all()))
+        self._limited(seconds, lambda: runner.run(run_all()), _ASYNC_GRACE_S)
         if failures:
             raise failures[0]
         self._runner = runner
@@ -258,19 +252,34 @@ class Caller:
             if self._runner:
                 self._runner.close()
 
-    def _limited(self, seconds: float, work: Callable[[], Any]) -> Any:
+    def _failure(self, index: int, error: BaseException) -> Failure:
+        """What the function `index` raised, or the Failure of what it returned."""
+        about = self.functions[index]
+        if isinstance(error, Failure):
+            own: dict[str, Any] = {"function": index, "completion": error.completion}
+            return Failure.of(error.what, error.__cause__, about.file, about.line, **own)
+        what = f"raised {describe_error(error, about.file)}"
+        return Failure.of(what, error, about.file, about.line, function=index, raised=True)
+
+    def _timeout(self, index: int, seconds: float, stack: str) -> Failure:
+        """The function `index` hung at `stack`, outermost frame first."""
+        about = self.functions[index]
+        own = printable(stack[max(stack.find(f'  File "{about.file}"'), 0) :])
+        return Failure.of(timeout_words(seconds), None, about.file, about.line, function=index, traceback=own)
+
+    def _limited(self, seconds: float, work: Callable[[], Any], grace_s: float = 0.0) -> Any:
         try:
             return work()
-        except CallError:
-            raise
         except BaseException as error:
-            raise CallError(self._running, error) from error
+            raise self._failure(self._running, error) from error
 
 
 class ThreadCaller(Caller):
     """Calls user code in threads, interrupted at the limit or when `poll` raises."""
 
-    def _limited(self, seconds: float, work: Callable[[], Any]) -> Any:
+    runs_on = False  # the thread of a call that hung could not be interrupted
+
+    def _limited(self, seconds: float, work: Callable[[], Any], grace_s: float = 0.0) -> Any:
         outcome: dict[str, Any] = {}
 
         def run() -> None:
@@ -282,7 +291,7 @@ class ThreadCaller(Caller):
 
         # A daemon thread: one that cannot be interrupted must not keep the process from ending.
         thread = threading.Thread(target=run, name="reward function", daemon=True)
-        deadline, stack = time.monotonic() + seconds, ""
+        deadline, stack = time.monotonic() + seconds + grace_s, ""
         thread.start()
         try:
             while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
@@ -300,13 +309,11 @@ class ThreadCaller(Caller):
                 interrupt = ctypes.py_object(_Interrupted)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), interrupt)
                 thread.join(_POLL_S)
-        error = outcome.get("error")
         if was_interrupted:
-            raise CallError(hung, None, stack, runs_on=thread.is_alive())
-        if isinstance(error, CallError):
-            raise error
-        if error is not None:
-            raise CallError(self._running, error) from error
+            self.runs_on = thread.is_alive()
+            raise self._timeout(hung, seconds, stack)
+        if error := outcome.get("error"):
+            raise self._failure(self._running, error) from error
         return outcome["value"]
 
 

@@ -23,15 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from backend.rewards.calls import (
     Caller,
-    CallError,
     Failure,
     Poll,
     Scores,
     class_name,
     describe_error,
-    printable,
     read_scores,
-    timeout_words,
     wait_on,
 )
 from backend.rewards.catalogue import INPUTS, metric_name, nearest, repeated_names
@@ -190,36 +187,76 @@ class FunctionHost:
         if isinstance(request, LoadRequest):
             return self._load(request)
         stages, file, tools = self._loaded[request.key]
-        if isinstance(request, ToolRequest):
-            assert tools is not None
-            return Answer(turns=tools.run(request))
-        if isinstance(request, MapRequest):
-            assert file is not None
-            function = file.map_functions[request.function]
-            try:
-                work = functools.partial(map_each, function, request.rows, file.path)
-                return Answer(rows=self.caller.call(0, request.timeout_s, work))
-            except CallError as call:
-                if isinstance(error := call.error, Failure):
-                    return Answer(Failure.of(error.what, error.__cause__, file.path, completion=error.completion))
-                if error is not None:
-                    raise error from None
-                return Answer(Failure(timeout_words(request.timeout_s), traceback=printable(call.stack)))
-        functions = [stages[request.stage][index] for index in request.indices]
         printed = io.StringIO()  # Python's prints only; what C code writes to descriptor 1 goes to the log
-        with contextlib.ExitStack() as stack:
-            if request.captures:
-                stack.enter_context(contextlib.redirect_stdout(printed))
-                stack.enter_context(contextlib.redirect_stderr(printed))
-            samples = samples_of(request.groups)
-            environments = None
-            if tools is not None and tools.kinds:
-                environments = [tools.environment(completion.conversation) for _, completion in samples]
-                for environment, (_, completion) in zip(environments, samples, strict=True):
-                    if isinstance(environment, ServedEnvironment):
-                        environment.total = sum(each.reward for turn in completion.turns for each in turn.results)
-            scored = score_step(functions, samples, request.timeout_s, request.state, self.caller, environments)
-        return replace(scored, printed=printed.getvalue()[-LONGEST_PRINTED:])
+        try:
+            if isinstance(request, ToolRequest):
+                assert tools is not None
+                return Answer(turns=tools.run(request))
+            if isinstance(request, MapRequest):
+                assert file is not None
+                self.caller.functions = [FunctionDescription(request.function, file.path)]
+                work = functools.partial(map_each, file.map_functions[request.function], request.rows, file.path)
+                return Answer(rows=self.caller.call(0, request.timeout_s, work))
+            with contextlib.ExitStack() as stack:
+                if request.captures:
+                    stack.enter_context(contextlib.redirect_stdout(printed))
+                    stack.enter_context(contextlib.redirect_stderr(printed))
+                answer = self._score(request, [stages[request.stage][index] for index in request.indices], tools)
+        except Failure as failure:
+            answer = Answer(failure)
+        return replace(answer, printed=printed.getvalue()[-LONGEST_PRINTED:])
+
+    def _score(self, request: ScoreRequest, functions: Sequence[RewardFunction], tools: Toolbox | None) -> Answer:
+        """Call each function once with all samples; async ones are awaited together, after the others. Raises
+        Failure."""
+        caller, timeout_s, samples = self.caller, request.timeout_s, samples_of(request.groups)
+        state, logs = replace(request.state, reward_timeout=timeout_s), ExtraLogs()
+        caller.functions = abouts = [function.about for function in functions]
+        outcomes: dict[int, tuple[Scores, float]] = {}
+        waiting: dict[int, Awaitable[Any]] = {}
+        environments = list[Any]()
+        if tools is not None and tools.kinds:
+            environments += [tools.environment(completion.conversation) for _, completion in samples]
+            for environment, (_, completion) in zip(environments, samples, strict=True):
+                if isinstance(environment, ServedEnvironment):
+                    environment.total = sum(each.reward for turn in completion.turns for each in turn.results)
+
+        def failure(index: int, what: str) -> Failure:
+            return Failure.of(what, None, abouts[index].file, abouts[index].line, function=index)
+
+        def scores_or_awaitable(call: Callable[[], Any]) -> Any:
+            returned = call()
+            return returned if inspect.isawaitable(returned) else read_scores(returned, len(samples))
+
+        async def awaited_scores(awaitable: Awaitable[Any]) -> Scores:
+            return read_scores(await awaitable, len(samples))
+
+        for index, function in enumerate(functions):
+            inputs = inputs_for(samples, state, function.dialect, function.takes_messages)
+            inputs |= logs.loggers_for(function.about.name)
+            inputs |= {"environments": [*environments]} if environments else {}
+            for name in function.missing(inputs):
+                near = nearest(name, inputs)
+                hint = f"; the nearest is {near}" if near else ""
+                where = "neither an input of reward functions nor a column of the dataset"
+                raise failure(index, f"asks for {name}, which is {where}{hint}")
+            try:
+                call = functools.partial(function.call, **with_pictures(function.call_kwargs(inputs)))
+            except UserError as error:
+                raise failure(index, f"cannot be called: {error.faults[0].sentence.rstrip('.')}") from None
+            start = time.perf_counter()
+            returned = caller.call(index, timeout_s, functools.partial(scores_or_awaitable, call))
+            if inspect.isawaitable(returned):
+                waiting[index] = awaited_scores(returned)
+            else:
+                outcomes[index] = returned, time.perf_counter() - start
+        if waiting:
+            outcomes |= caller.gather(timeout_s, waiting)
+        for index, about in enumerate(abouts):
+            if wrong := logs.length_error(about.name, len(samples)):
+                raise failure(index, wrong)
+        scores, seconds = zip(*(outcomes[index] for index in range(len(functions))), strict=True)
+        return Answer(scores=[*scores], seconds=[*seconds], columns=logs.columns, metrics=logs.metrics)
 
     def _load(self, request: LoadRequest) -> Answer:
         linecache.checkcache()
@@ -256,67 +293,6 @@ class FunctionHost:
             shared_schemas=tools.shared_schemas if tools else [],
             environment_schemas=tools.environment_schemas if tools else {},
         )
-
-
-def score_step(
-    functions: Sequence[RewardFunction],
-    samples: list[Sample],
-    timeout_s: float,
-    state: TrainerState,
-    caller: Caller,
-    environments: Sequence[Any] | None = None,
-) -> Answer:
-    """Call each function once with all samples; async ones are awaited together, after the others."""
-    state, logs = replace(state, reward_timeout=timeout_s), ExtraLogs()
-    outcomes: dict[int, tuple[Scores, float]] = {}
-    waiting: dict[int, Awaitable[Any]] = {}
-
-    def failed(index: int, what: str, error: BaseException | None = None, **fields: Any) -> Answer:
-        about = functions[index].about
-        return Answer(Failure.of(what, error, about.file, about.line, function=index, **fields))
-
-    def scores_or_awaitable(call: Callable[[], Any]) -> Any:
-        returned = call()
-        return returned if inspect.isawaitable(returned) else read_scores(returned, len(samples))
-
-    async def awaited_scores(awaitable: Awaitable[Any]) -> Scores:
-        return read_scores(await awaitable, len(samples))
-
-    try:
-        for index, function in enumerate(functions):
-            inputs = inputs_for(samples, state, function.dialect, function.takes_messages)
-            inputs |= logs.loggers_for(function.about.name)
-            inputs |= {} if environments is None else {"environments": list(environments)}
-            for name in function.missing(inputs):
-                near = nearest(name, inputs)
-                hint = f"; the nearest is {near}" if near else ""
-                where = "neither an input of reward functions nor a column of the dataset"
-                return failed(index, f"asks for {name}, which is {where}{hint}")
-            try:
-                call = functools.partial(function.call, **with_pictures(function.call_kwargs(inputs)))
-            except UserError as error:
-                return failed(index, f"cannot be called: {error.faults[0].sentence.rstrip('.')}")
-            start = time.perf_counter()
-            returned = caller.call(index, timeout_s, functools.partial(scores_or_awaitable, call))
-            if inspect.isawaitable(returned):
-                waiting[index] = awaited_scores(returned)
-            else:
-                outcomes[index] = returned, time.perf_counter() - start
-        if waiting:
-            outcomes |= caller.gather(timeout_s, waiting)
-    except CallError as call:
-        error, about = call.error, functions[call.index].about
-        if error is None:
-            own = call.stack[max(call.stack.find(f'  File "{about.file}"'), 0) :]  # outermost frame first
-            return failed(call.index, timeout_words(timeout_s), traceback=printable(own))
-        if isinstance(error, Failure):
-            return failed(call.index, error.what, completion=error.completion)
-        return failed(call.index, f"raised {describe_error(error, about.file)}", error, raised=True)
-    for index, function in enumerate(functions):
-        if wrong := logs.length_error(function.about.name, len(samples)):
-            return failed(index, wrong)
-    scores, seconds = zip(*(outcomes[index] for index in range(len(functions))), strict=True)
-    return Answer(scores=list(scores), seconds=list(seconds), columns=logs.columns, metrics=logs.metrics)
 
 
 def inputs_for(samples: list[Sample], state: TrainerState, dialect: str, as_messages: bool = False) -> dict[str, Any]:

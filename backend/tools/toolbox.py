@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.rewards.calls import CallError, ThreadCaller, class_name, describe_error, text_of
+from backend.rewards.calls import Failure, ThreadCaller, class_name, describe_error, text_of
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file
 from backend.rewards.scoring import ToolRequest
@@ -284,16 +284,15 @@ class Toolbox:
 
     def _limited(self, seat: _Seat, work: Callable[[], Any]) -> tuple[str, BaseException | None]:
         """The result as text, or why there is none."""
-        seat.is_busy, runs_on = True, False
+        seat.is_busy, caller = True, ThreadCaller()
         try:
-            return ThreadCaller().call(0, self._timeout_s, lambda: _as_text(work())), None
-        except CallError as call:
-            runs_on = call.runs_on
-            return "", call.error or self._too_long()
+            return caller.call(0, self._timeout_s, lambda: _as_text(work())), None
+        except Failure as failure:
+            return "", failure.__cause__ or self._too_long()
         except RuntimeError as error:  # the system has no more threads
             return "", error
         finally:
-            seat.is_busy = runs_on
+            seat.is_busy = caller.runs_on
 
     def _awaited(self, seat: _Seat, work: Callable[[], Any]) -> tuple[str, BaseException | None]:
         ended = threading.Event()
