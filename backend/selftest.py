@@ -26,7 +26,7 @@ from backend.engine import cpu, cpu_setup
 from backend.engine.device import has_metal
 from backend.engine.metal import MetalKernel
 from backend.export.export_run import Export, export_run
-from backend.rewards.bench import RewardBench
+from backend.rewards.bench import RewardBench, group_of
 from backend.rewards.functions import math_equality
 from backend.runs import checkpoint
 from backend.runs.checkpoint import CheckpointWriter, arrays_of, snapshot
@@ -227,10 +227,10 @@ def ask_warm_process(bench: Workbench) -> str:
 def score_in_sandbox(bench: Workbench) -> str:
     file = bench.folder / "selftest_rewards.py"
     file.write_text(REWARD_FILE, encoding="utf-8")
-    row = {"prompt": "", "answer": "", "completions": ["", "four"]}
+    group = group_of({"prompt": "", "answer": "", "completions": ["", "four"]}, 0, "Row 1")
     with closing(RewardBench()) as rewards:
         about = {"reward_functions_file": str(file), "reward_timeout": PATIENCE_S}
-        (result,) = rewards.score(Config(reward_functions=["selftest_length"], **about), [row])
+        (result,) = rewards.score(Config(reward_functions=["selftest_length"], **about), [group])
     if result.error is not None:
         raise CheckFailed(result.error["sentence"])
     if result.given != [0.0, 4.0]:

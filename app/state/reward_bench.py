@@ -188,7 +188,7 @@ class RewardBench(QObject):
         values = self.draft.valid_values()
         names = [catalogue.metric_name(str(entry)) for entry in values["reward_functions"]]
         weights = [*values["reward_weights"], *[1.0] * len(names)]
-        unscored = {"error": None, "seconds": None, "printed": ""}
+        unscored = {"error": None, "seconds": None, "printed": "", "known": []}
         return [
             {"name": name, "label": charts.label_of(name), "weight": weight, **unscored}
             for name, weight in zip(names, weights, strict=False)
@@ -196,10 +196,7 @@ class RewardBench(QObject):
 
     @property
     def means(self) -> dict[str, float]:
-        rewards = [completion.get("rewards") or {} for group in self.groups for completion in group["completions"]]
-        names = [function["name"] for function in self.functions]
-        by_name = {name: [scores[name] for scores in rewards if scores.get(name) is not None] for name in names}
-        return {name: sum(scores) / len(scores) for name, scores in by_name.items() if scores}
+        return {each["name"]: sum(each["known"]) / len(each["known"]) for each in self.functions if each["known"]}
 
     @property
     def means_of_form(self) -> dict[str, float]:

@@ -257,14 +257,13 @@ def score(config: Config, replies: Sequence[Reply], *, show: bool) -> list[dict[
     """{"rewards": {function: score}, "reward"} of each reply; without an answer, of functions that need none."""
     from backend.cli.display import format_number
     from backend.cli.rewards import score_all
-    from backend.rewards.bench import line_of
 
     has_answer = bool(replies[0].problem.answer)
     names, weights = scorable(config.reward_functions, config.reward_weights, has_answer=has_answer)
     found: list[dict[str, Any]] = [{"rewards": {}, "reward": None} for _ in replies]
     if names:
         settings = config.model_copy(update={"reward_functions": names, "reward_weights": weights})
-        scored = score_all([line_of(reply.group) for reply in replies], settings)
+        scored = score_all([reply.group for reply in replies], settings)
         found = [{"rewards": row["rewards"], "reward": row["reward"]} for (row,) in scored["scored"]]
     for reply, scores in zip(replies, found, strict=True) if show else ():
         parts = {"reward": scores["reward"], **scores["rewards"]}

@@ -25,10 +25,11 @@ from backend.rewards.bench import (
     read_groups,
     rerun,
     reward_file_of,
-    score_lines,
+    score_groups,
 )
 from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
 from backend.runs.saved_weights import with_adapter
+from backend.types import Group
 from backend.utils.disk import save_as
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_folder
@@ -60,8 +61,8 @@ def score_rewards(
 ) -> None:
     """Score given completions with the config's reward functions and weights; prints the verdict on stderr."""
     settings = _scoring_settings(config)
-    lines = [line_of(group) for group in merge_consecutive(read_groups(completions))]
-    _print_scores(score_all(lines, settings, tracebacks=not as_json), as_json)
+    groups = merge_consecutive(read_groups(completions))
+    _print_scores(score_all(groups, settings, tracebacks=not as_json), as_json, groups)
 
 
 @rewards.command("sample")
@@ -93,10 +94,10 @@ def sample_rewards(
         if uses_tools(settings):
             tools = load_tools(settings, stack.enter_context(closing(begin_scorer(settings))))
         groups = TrialSampler().sample(settings, pick, settings.group_size, settings.seed, report, tools=tools)
-    lines = [line_of(group) for group in groups]
     if out is not None:
-        save_as(out, "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines))
-    _print_scores(score_all(lines, settings, tracebacks=not as_json), as_json, lines)
+        lines = (json.dumps(line_of(group), ensure_ascii=False, default=str) for group in groups)
+        save_as(out, "".join(f"{line}\n" for line in lines))
+    _print_scores(score_all(groups, settings, tracebacks=not as_json), as_json, groups, is_sampled=True)
 
 
 @rewards.command("cases")
@@ -164,11 +165,11 @@ def _scoring_settings(config: Path) -> Config:
     return parse({"model": "-", "data": "-", **used})
 
 
-def score_all(lines: Sequence[Any], settings: Config, *, tracebacks: bool = False) -> dict[str, Any]:
+def score_all(groups: Sequence[Group], settings: Config, *, tracebacks: bool = False) -> dict[str, Any]:
     """Score groups in the sandbox. Raises UserError if a function fails; `tracebacks`: prints them first."""
     try:
         with closing(RewardBench()) as bench:
-            scored = score_lines(bench, lines, settings)
+            scored = score_groups(bench, groups, settings)
         if failed := [function["error"] for function in scored["functions"] if function["error"]]:
             raise UserError([ConfigProblem("reward_functions", each["sentence"], each["traceback"]) for each in failed])
     except UserError as error:
@@ -178,19 +179,18 @@ def score_all(lines: Sequence[Any], settings: Config, *, tracebacks: bool = Fals
     return scored
 
 
-def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = ()) -> None:
+def _print_scores(scored: dict[str, Any], as_json: bool, groups: Sequence[Group], *, is_sampled: bool = False) -> None:
     from backend.cli.display import format_number
 
-    completions = [completion for group in scored["scored"] for completion in group]
-    rows = [{"scores": each["rewards"], "reward": each["reward"]} for each in completions]
-    texts = [completion["text"] for line in lines for completion in line["completions"]]
-    for row, completion, text in zip(rows, completions, texts, strict=False):
-        row |= {"advantage": completion["advantage"], "completion": text}
+    completions = [completion for group in groups for completion in group.completions]
     for finding in scored["findings"]:
         tell_error(f"{finding['sentence']} {finding['advice']}".rstrip())
     if as_json:
+        rows = [{"scores": each.scores, "reward": each.reward} for each in completions]
+        for row, each in zip(rows, completions, strict=True) if is_sampled else ():
+            row |= {"advantage": each.advantage, "completion": each.text}
         return tell_json({"rows": rows})
-    for row in rows:
-        scores = "  ".join(f"{name} {format_number(score)}" for name, score in row["scores"].items())
-        text = " ".join(row.get("completion", "").split())
-        tell(f"{format_number(row['reward'])}  {scores}{f'  {text[:60]}' if text else ''}")
+    for each in completions:
+        scores = "  ".join(f"{name} {format_number(score)}" for name, score in each.scores.items())
+        text = " ".join(each.text.split()) if is_sampled else ""
+        tell(f"{format_number(each.reward)}  {scores}{f'  {text[:60]}' if text else ''}")

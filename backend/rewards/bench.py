@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,6 @@ from backend.utils.errors import UserError
 from backend.utils.files import read_text, user_path
 from backend.utils.text import quote
 
-Line = Mapping[str, Any]  # A group as written by `line_of`
 Case = dict[str, Any]
 Expected = Mapping[str, float | None]
 TOLERANCE = 1e-6  # absolute or relative tolerance of scores
@@ -92,25 +91,27 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Scored completions. `sizes`: of groups; `texts`, `stops`, `rewards`: of completions; `answers`: of groups."""
+    """Completions with their rewards, and the scores that these are made of."""
 
-    sizes: Sequence[int]
-    texts: Sequence[str]
-    rewards: Sequence[float | None]
+    groups: Sequence[Group]
     functions: Sequence[Scores]
-    stops: Sequence[str] = ()
-    answers: Sequence[str] = ()
     group_size: int = 0  # of a run, 0 if unknown
     solved_from: float = 1.0
 
     @property
-    def groups(self) -> list[slice]:
-        return [slice(end - size, end) for size, end in zip(self.sizes, accumulate(self.sizes), strict=True)]
+    def texts(self) -> list[str]:
+        return [completion.text for group in self.groups for completion in group.completions]
 
-    def group_stds(self, values: Sequence[float | None]) -> list[float]:
-        """Standard deviation (n − 1) within each group; 0 below two values."""
-        known = ([value for value in values[group] if value is not None] for group in self.groups)
-        return [statistics.stdev(group) if len(group) > 1 else 0.0 for group in known]
+    @property
+    def rewards(self) -> list[list[float]]:
+        """Of each group, without unknown ones."""
+        return [[each.reward for each in group.completions if each.reward is not None] for group in self.groups]
+
+    def spread_of(self, scores: Scores) -> list[float]:
+        """Of one function, within each group."""
+        given = iter(scores.given)
+        parts = (islice(given, len(group.completions)) for group in self.groups)
+        return [_std([score for score in part if score is not None]) for part in parts]
 
     @property
     def working(self) -> list[Scores]:
@@ -118,7 +119,12 @@ class Sample:
 
     @property
     def is_single(self) -> bool:
-        return all(size == 1 for size in self.sizes)
+        return all(len(group.completions) == 1 for group in self.groups)
+
+
+def _std(values: Sequence[float]) -> float:
+    """Standard deviation (n − 1); 0 below two values."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def verdicts(sample: Sample) -> list[Finding]:
@@ -131,36 +137,34 @@ def verdicts(sample: Sample) -> list[Finding]:
         if sample.is_single:
             findings.append(Finding("scored", "Every function gave scores that a run can use.", "", "good"))
         else:
-            apart = sum(spread > SAME_REWARD for spread in sample.group_stds(sample.rewards))
-            difference = f"within {apart} of {len(sample.sizes)} prompts the completions score differently"
-            difference = "the completions score differently" if len(sample.sizes) == 1 else difference
+            apart = sum(_std(rewards) > SAME_REWARD for rewards in sample.rewards)
+            difference = f"within {apart} of {len(sample.groups)} prompts the completions score differently"
+            difference = "the completions score differently" if len(sample.groups) == 1 else difference
             findings.append(Finding("signal", f"There is something to learn from: {difference}.", "", "good"))
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def _no_signal(sample: Sample) -> Iterator[Finding]:
     flat = [
-        group
-        for group, spread in zip(sample.groups, sample.group_stds(sample.rewards), strict=True)
-        if spread <= SAME_REWARD
-        and len(sample.texts[group]) > 1
-        and any(reward is not None for reward in sample.rewards[group])
+        group.completions
+        for group, rewards in zip(sample.groups, sample.rewards, strict=True)
+        if rewards and len(group.completions) > 1 and _std(rewards) <= SAME_REWARD
     ]
-    if not flat or 2 * len(flat) < len(sample.sizes):
+    if not flat or 2 * len(flat) < len(sample.groups):
         return
-    several = sum(size > 1 for size in sample.sizes)
+    several = sum(len(group.completions) > 1 for group in sample.groups)
     if several == len(flat) == 1:
-        sentence = f"All {len(sample.texts[flat[0]])} completions score the same: no signal."
+        sentence = f"All {len(flat[0])} completions score the same: no signal."
     elif several == len(flat):
         sentence = f"Within each of the {several} prompts all completions score the same: no signal."
     else:
         sentence = f"Within {len(flat)} of {several} prompts all completions score the same, and teach nothing."
-    varying = [scores.label for scores in sample.working if max(sample.group_stds(scores.given)) > SAME_REWARD]
-    if all(len(set(sample.texts[group])) == 1 for group in flat):
+    varying = [scores.label for scores in sample.working if max(sample.spread_of(scores)) > SAME_REWARD]
+    if all(len({each.text for each in completions}) == 1 for completions in flat):
         advice = "They are the same text throughout: raise the temperature."
-    elif len(varying) > 1 and len(flat) == len(sample.sizes):
+    elif len(varying) > 1 and len(flat) == len(sample.groups):
         advice = f"{_listed(varying)} differ, but weighted they cancel out: change a weight."
-    elif sample.rewards and all(scores.is_constant and scores.known[0] > 0 for scores in sample.working):
+    elif all(scores.is_constant and scores.known[0] > 0 for scores in sample.working):
         advice = "Every function gives all it can: take harder prompts."
     else:
         advice = "Take a larger group, a higher temperature, partial credit, or easier prompts."
@@ -182,7 +186,7 @@ def _never_fires(sample: Sample) -> Iterator[Finding]:
             reason = f"{count} of {len(sample.texts)} completions have {texts}, and none is what it wants"
         by_reason.setdefault(reason, []).append(scores)
     for reason, alike in by_reason.items():
-        if sample.answers and not any(answer.strip() for answer in sample.answers):
+        if not any(group.problem.answer.strip() for group in sample.groups):
             advice = "The dataset's answers are empty: choose the Answer column on Train."
         elif any(not any(mark in text for text in sample.texts) for mark in alike[0].looks_for):
             advice = "Say in the system prompt what to write, or reward a first step towards it."
@@ -218,7 +222,7 @@ def _others(sample: Sample) -> Iterator[Finding]:
         code = f"constant {' '.join(scores.name for scores in same)}"
         yield Finding(code, sentence, "What it asks for may be learnt already, or too easy.", "note")
     # Nearly all of the weighted spread within groups.
-    spreads = {scores.label: abs(scores.weight) * sum(sample.group_stds(scores.given)) for scores in sample.working}
+    spreads = {scores.label: abs(scores.weight) * sum(sample.spread_of(scores)) for scores in sample.working}
     moving = [label for label, spread in spreads.items() if spread > SAME_REWARD]
     label, spread = max(spreads.items(), key=lambda pair: pair[1], default=("", 0.0))
     if len(moving) > 1 and spread >= DOMINANT_SHARE * sum(spreads.values()):
@@ -226,15 +230,16 @@ def _others(sample: Sample) -> Iterator[Finding]:
         share = f"{spread / sum(spreads.values()):.0%}"
         sentence = f"{label} makes {share} of the difference between completions; {others}."
         yield Finding("dominates", sentence, "Lower its weight, if the others are meant to be heard.", "note")
-    rewards = [[reward for reward in sample.rewards[group] if reward is not None] for group in sample.groups]
-    if sample.group_size > 1 and not sample.is_single and (known := [each for each in rewards if each]):
+    known = list(filter(None, sample.rewards))
+    if sample.group_size > 1 and not sample.is_single and known:
         share = expected_signal(known, sample.group_size, sample.solved_from)
         sentence = f"Over the whole dataset about {share:.0%} of the groups of {sample.group_size} would have a signal."
         advice = "Prompt selection by pass rate chooses prompts that have one." if share < FEW_SIGNALS else ""
         yield Finding("expected_signal", sentence, advice, "note")
-    cut = sum(stop == "length" for stop in sample.stops)
-    if sample.stops and cut / len(sample.stops) > 0.3:
-        sentence = f"{cut} of {len(sample.stops)} completions ran into the length limit."
+    count = len(sample.texts)
+    cut = sum(completion.stop == "length" for group in sample.groups for completion in group.completions)
+    if cut / count > 0.3:
+        sentence = f"{cut} of {count} completions ran into the length limit."
         yield Finding("cut_off", sentence, "Raise Completion, or strengthen a reward for the right form.")
 
 
@@ -282,12 +287,11 @@ class RewardBench:
     def score(
         self,
         config: Config,
-        lines: Sequence[Line],
+        groups: Sequence[Group],
         poll: Poll = wait_on,
         on_function: Callable[[str], None] = lambda name: None,
     ) -> list[Scores]:
         """Score all completions with each function separately. `poll` may raise to cancel. Raises UserError."""
-        groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(lines)]
         state = TrainerState(max_completion_length=config.max_completion_length)
         results: list[Scores] = []
         with self._lock:
@@ -363,18 +367,18 @@ def _stamps(files: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
     return tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
 
 
-def score_lines(
+def score_groups(
     bench: RewardBench,
-    lines: Sequence[Line],
+    groups: Sequence[Group],
     config: Config,
     poll: Poll = wait_on,
     on_function: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Any]:
-    """Score groups, as `RewardBench.score`. Returns {"scored": [{"rewards", "reward", "advantage", "logged"?} of each
-    completion, by group], "functions": [{"name", "label", "weight", "seconds", "error", "printed"}], "findings",
-    "seconds"}."""
+    """Score as `RewardBench.score`, and fill in each completion's scores, reward, advantage and logged columns. Returns
+    {"scored": [{"rewards", "reward", "advantage", "logged"?} of each completion, by group], "functions": [{"name",
+    "label", "weight", "seconds", "error", "printed", "known": its scores without None}], "findings", "seconds"}."""
     start = time.perf_counter()
-    results = bench.score(config, lines, poll, on_function)
+    results = bench.score(config, groups, poll, on_function)
     seconds = time.perf_counter() - start
     # Labels and required texts are read from source.
     own, own_file = dict[str, str](), reward_file_of(config)
@@ -391,55 +395,51 @@ def score_lines(
         file = catalogue.locate_reward_file(call.file).resolve() if call.file else None
         file = own_file if call.function in own else file
         result.looks_for = (word,) if word else required_texts(call.name, call.function, file)
-    completions = [completion for line in lines for completion in line["completions"]]
-    sizes = [len(line["completions"]) for line in lines]
     counted = [result for result in results if not result.error]
     weights = [result.weight for result in counted]
-    scores_by_row = [[result.given[i] for result in counted] for i in range(len(completions))]
-    rewards = [total_reward(scores, weights) for scores in scores_by_row]
-    rows: list[dict[str, Any]] = []
-    for i, advantage in enumerate(_advantages(scores_by_row, sizes, weights, config)):
-        row = {"rewards": {result.name: result.given[i] for result in counted}, "reward": rewards[i]}
-        logged = {column: values[i] for result in counted for column, values in result.logged.items()}
-        rows.append(row | {"advantage": advantage} | ({"logged": logged} if logged else {}))
-    sample = Sample(
-        sizes,
-        [completion["text"] for completion in completions],
-        rewards,
-        results,
-        [str(completion.get("stop", "eos")) for completion in completions],
-        [str(line.get("answer") or "") for line in lines],
-        config.group_size,
-        config.success_reward_threshold,
-    )
-    in_order, told = iter(rows), ("name", "label", "weight", "seconds", "error", "printed")
+    for i, completion in enumerate(completion for group in groups for completion in group.completions):
+        completion.scores = {result.name: result.given[i] for result in counted}
+        completion.reward = total_reward(completion.scores.values(), weights)
+        completion.logged = {column: values[i] for result in counted for column, values in result.logged.items()}
+    fill_advantages(groups, weights, config)
+    sample = Sample(groups, results, config.group_size, config.success_reward_threshold)
+    told = ("name", "label", "weight", "seconds", "error", "printed", "known")
     return {
-        "scored": [list(islice(in_order, size)) for size in sizes],
+        "scored": [
+            [
+                {"rewards": each.scores, "reward": each.reward, "advantage": each.advantage}
+                | ({"logged": each.logged} if each.logged else {})
+                for each in group.completions
+            ]
+            for group in groups
+        ],
         "functions": [{key: getattr(result, key) for key in told} for result in results],
         "findings": [asdict(finding) for finding in verdicts(sample)],
         "seconds": seconds,
     }
 
 
-def _advantages(
-    scores_by_row: Sequence[list[Any]], sizes: Sequence[int], weights: list[float], config: Config
-) -> list[float]:
-    if not weights:
-        return [0.0] * len(scores_by_row)
-    if len(set(sizes)) > 1:
-        rows = iter(scores_by_row)
-        return [value for size in sizes for value in _advantages(list(islice(rows, size)), [size], weights, config)]
-    if sizes[0] == 1 and config.scale_rewards != "batch":
-        return [0.0] * len(scores_by_row)
-    values, _ = advantage_values(
-        scores_by_row,
-        sizes[0],
-        weights=weights,
-        scale_rewards=config.scale_rewards,
-        multi_objective_aggregation=config.multi_objective_aggregation,
-        baseline=config.advantage_baseline,
-    )
-    return array("f", values).tolist()  # rounded to float32, as a training step has them
+def fill_advantages(groups: Sequence[Group], weights: Sequence[float], config: Config) -> None:
+    """Fill in each completion's advantage; 0 where there is nothing to compare."""
+    sizes = {len(group.completions) for group in groups}
+    if len(sizes) > 1:
+        for group in groups:
+            fill_advantages([group], weights, config)
+        return
+    completions = [completion for group in groups for completion in group.completions]
+    values = [0.0] * len(completions)
+    if weights and (sizes != {1} or config.scale_rewards == "batch"):
+        values, _ = advantage_values(
+            [[*completion.scores.values()] for completion in completions],
+            sizes.pop(),
+            weights=weights,
+            scale_rewards=config.scale_rewards,
+            multi_objective_aggregation=config.multi_objective_aggregation,
+            baseline=config.advantage_baseline,
+        )
+        values = array("f", values)  # rounded to float32, as a training step has them
+    for completion, advantage in zip(completions, values, strict=True):
+        completion.advantage = advantage
 
 
 # Completions to score, as JSON lines: dataset-like rows, a run's completions.jsonl, or bench output
@@ -621,12 +621,12 @@ def rerun(
     if available:
         scoring = Config(reward_functions=list(available), reward_functions_file=str(file), reward_timeout=timeout_s)
         left_out = ("expected", "calls", "tokens", "completion")
-        lines = [
-            {key: value for key, value in case.items() if key not in left_out}
-            | {"completions": [{"text": case["completion"], "tokens": case.get("tokens") or []}]}
-            for case in cases
-        ]
-        for result in bench.score(scoring, lines, poll):
+        groups: list[Group] = []
+        for index, case in enumerate(cases):
+            row = {key: value for key, value in case.items() if key not in left_out}
+            row["completions"] = [{"text": case["completion"], "tokens": case.get("tokens")}]
+            groups.append(group_of(row, index, f"Row {index + 1}"))
+        for result in bench.score(scoring, groups, poll):
             if result.error:
                 errors[result.name] = result.error
             for given, score in zip(scores, result.given, strict=False):

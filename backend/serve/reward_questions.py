@@ -30,7 +30,7 @@ from backend.rewards.bench import (
     read_groups,
     rerun,
     reward_file_of,
-    score_lines,
+    score_groups,
     write_cases,
 )
 from backend.rewards.calls import RewardError
@@ -40,6 +40,7 @@ from backend.runs.run_folder import RunFolder
 from backend.serve.questions import QuestionCall
 from backend.tools.host import ToolHost
 from backend.tools.load import shown_tools, uses_tools
+from backend.types import Group
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
@@ -53,7 +54,7 @@ _NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
 
 def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"settings", "groups": lines of `backend.rewards.bench`, "trusted": {path: SHA-256}, "with_cases"?} →
-    the result of `score_lines`, and "cases": [{"case", "given": scores, "failures"}] where the reward file has some.
+    the result of `score_groups`, and "cases": [{"case", "given": scores, "failures"}] where the reward file has some.
 
     Reports {"scoring": name of a function}. A file that cannot be loaded is answered as {"failed": {"sentence",
     "file", "line", "frames", "traceback"}}. Problems of settings that scoring does not use are reported elsewhere.
@@ -64,7 +65,8 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     _check_allowed(code_files(named), request)
     _check_servers(named)
     try:
-        scored = score_lines(_bench, request["groups"], config, call.check, lambda name: call.report({"scoring": name}))
+        groups = _groups_of(request)
+        scored = score_groups(_bench, groups, config, call.check, lambda name: call.report({"scoring": name}))
         cases = read_cases(file) if file and request.get("with_cases", True) else []
         if cases and file:
             results = rerun(_bench, file, cases, config.reward_timeout, call.check)
@@ -82,9 +84,8 @@ def judge_agreement(request: dict[str, Any], call: QuestionCall) -> dict[str, An
     """
     from backend.judges.agreement import examinations
 
-    groups = [group_of(line, index, f"Row {index + 1}") for index, line in enumerate(request["groups"])]
     config = _scoring_settings(request)
-    listed = examinations(config.reward_functions, reward_file_of(config), groups)
+    listed = examinations(config.reward_functions, reward_file_of(config), _groups_of(request))
     asked = [] if request.get("only_calls") else listed
     if asked:
         _check_servers({"reward_functions": config.reward_functions})
@@ -95,6 +96,10 @@ def judge_agreement(request: dict[str, Any], call: QuestionCall) -> dict[str, An
 def _scoring_settings(request: dict[str, Any]) -> Config:
     used = {key: value for key, value in request["settings"].items() if key in _FOR_SCORING}
     return parse({"model": "-", "data": "-", **used})
+
+
+def _groups_of(request: dict[str, Any]) -> list[Group]:
+    return [group_of(line, index, f"Row {index + 1}") for index, line in enumerate(request["groups"])]
 
 
 def _check_allowed(files: Iterable[Path], request: dict[str, Any]) -> None:

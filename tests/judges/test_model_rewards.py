@@ -19,7 +19,7 @@ from backend.judges.judge import open_judge
 from backend.judges.local_model import LocalModel, SharingSampler, local_model
 from backend.judges.model_reward import ModelScores, model_entries
 from backend.judges.reward_model import open_reward_model
-from backend.rewards.bench import RewardBench, line_of, score_lines
+from backend.rewards.bench import RewardBench, score_groups
 from backend.rewards.calls import Failure, RewardError, ThreadCaller
 from backend.rewards.catalogue import RewardCall, canonical_entry, metric_name, read_call, with_absolute_file
 from backend.rewards.registry import FunctionDescription
@@ -139,7 +139,7 @@ def test_the_bench_shows_a_failure_at_its_model(opened_reward) -> None:
     settings = Config(reward_functions=["r1_int", "org/first"])
     bench = RewardBench()
     for text, error, scores in (("", FAILURE, {}), ("123", "", {"first": 3.0})):
-        found = score_lines(bench, [line_of(make_group(text))], settings)
+        found = score_groups(bench, [make_group(text)], settings)
         assert [(each["error"] or {}).get("sentence", "") for each in found["functions"]] == ["", error]
         assert found["scored"][0][0]["rewards"].items() >= scores.items()
     assert opened_reward["first"].calls[-1] == "close", "a bench that stays open keeps no model in memory"

@@ -21,13 +21,14 @@ from backend.rewards.bench import (
     new_case,
     read_cases,
     rerun,
-    score_lines,
+    score_groups,
     write_cases,
 )
 from backend.runs.run_folder import RunFolder
 from backend.serve import reward_questions as handlers
 from backend.serve.questions import Cancelled, QuestionCall
 from backend.training.advantages import advantages
+from backend.types import Group
 from backend.utils.errors import UserError
 from backend.utils.places import project_root
 from tests.support import small_run
@@ -84,9 +85,13 @@ def line(*texts: str, **about: Any) -> dict[str, Any]:
     return {"prompt": "p", "answer": "4", "completions": [{"text": text} for text in texts], **about}
 
 
+def group(*texts: str) -> Group:
+    return group_of(line(*texts), 0, "Row 1")
+
+
 def scores(bench: RewardBench, names: list[str], file: Path | None, timeout: float = 20.0) -> dict[str, Any]:
     config = Config(reward_functions=names, reward_functions_file=str(file or ""), reward_timeout=timeout)
-    return {result.name: result for result in bench.score(config, [line("a", "bbb")])}
+    return {result.name: result for result in bench.score(config, [group("a", "bbb")])}
 
 
 def test_a_function_that_exits_or_hangs_leaves_the_others(bench: RewardBench, tmp_path: Path) -> None:
@@ -168,14 +173,14 @@ def test_cancelling_kills_the_process_at_once(bench: RewardBench, tmp_path: Path
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        bench.score(Config(reward_functions=["hangs"], reward_functions_file=str(file)), [line("a")], poll)
+        bench.score(Config(reward_functions=["hangs"], reward_functions_file=str(file)), [group("a")], poll)
     assert bench.worker.pid is None and time.monotonic() < until + 2
 
 
 def test_rewards_and_advantages_equal_those_of_a_training_step(bench: RewardBench, mine: Path) -> None:
-    lines = [line("a", "bbb", "cc", "dddd"), line("aa", "a", "a", "aaaaa")]
+    groups = [group("a", "bbb", "cc", "dddd"), group("aa", "a", "a", "aaaaa")]
     about = {"reward_functions": ["length", "r1_int", "keyword(word=bb)"], "reward_weights": [2.0, 1.0, -9.0]}
-    report = score_lines(bench, lines, Config(**about, reward_functions_file=str(mine)))
+    report = score_groups(bench, groups, Config(**about, reward_functions_file=str(mine)))
     completions = [completion for group in report["scored"] for completion in group]
     assert [completion["reward"] for completion in completions] == [2.0, -3.0, 4.0, 8.0, 4.0, 2.0, 2.0, 10.0]
     expected, _ = advantages([[completion["reward"]] for completion in completions], 4)
@@ -190,10 +195,10 @@ def test_lines_keep_columns_messages_and_token_ids() -> None:
     row: dict[str, Any] = {"prompt": "p", "answer": "1", "columns": {"kind": 3}}
     row |= {"messages": [{"role": "user", "content": "p"}]}
     row |= {"completions": [{"text": "t", "tokens": [5, 6], "stop": "length"}]}
-    group = group_of(row, 0, "Row 1")
-    (completion,) = group.completions
-    assert (group.problem.row, completion.tokens, completion.stop) == ({"kind": 3}, [5, 6], "length")
-    assert line_of(group)["completions"] == row["completions"] and line_of(group)["columns"] == {"kind": 3}
+    read = group_of(row, 0, "Row 1")
+    (completion,) = read.completions
+    assert (read.problem.row, completion.tokens, completion.stop) == ({"kind": 3}, [5, 6], "length")
+    assert line_of(read)["completions"] == row["completions"] and line_of(read)["columns"] == {"kind": 3}
 
 
 def test_cases_pass_until_the_function_changes(bench: RewardBench, mine: Path) -> None:

@@ -4,6 +4,7 @@ bench, and what it says of their scores."""
 from __future__ import annotations
 
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from backend.rewards.bench import Sample, Scores, verdicts
 from backend.runs.run_folder import RunFolder
 from backend.trainer import trial_sampling
 from backend.trainer.trial_sampling import Pick, TrialSampler
+from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.small_run import events, notes
@@ -225,11 +227,14 @@ def test_a_trial_samples_with_the_adapter_that_the_run_starts_from(tmp_path: Pat
 TAGGED = "<think>so</think><answer>4</answer>"
 
 
-def sample(*functions: Scores, sizes=(4, 4), texts=None, **about) -> Sample:
-    count = sum(sizes)
-    rows = [[(each.weight, each.given[i]) for each in functions if each.given] for i in range(count)]
-    rewards = [sum(weight * x for weight, x in row if x is not None) if row else None for row in rows]
-    return Sample(sizes, texts or [f"{TAGGED}{i}" for i in range(count)], rewards, functions, **about)
+def sample(*functions: Scores, sizes=(4, 4), texts=None, answer="4", **about) -> Sample:
+    completions = [Completion([], [], text, "eos") for text in texts or [f"{TAGGED}{i}" for i in range(sum(sizes))]]
+    for i, completion in enumerate(completions):
+        row = [(each.weight, each.given[i]) for each in functions if each.given]
+        completion.reward = sum(weight * x for weight, x in row if x is not None) if row else None
+    rest = iter(completions)
+    groups = [Group(Problem(n, "", [], [], answer), [*islice(rest, size)]) for n, size in enumerate(sizes)]
+    return Sample(groups, functions, **about)
 
 
 def function_scores(given, name="f", weight=1.0, **about) -> Scores:
@@ -282,5 +287,5 @@ def test_a_function_that_never_fires_names_the_missing_text() -> None:
     assert "Accuracy never fires: 8 of 8 completions have <answer>, and none is what it wants." in sentences_of(
         sample(silent, function_scores(MIXED))
     )
-    empty = verdicts(sample(silent, function_scores(MIXED), answers=["", ""]))
+    empty = verdicts(sample(silent, function_scores(MIXED), answer=""))
     assert empty[0].advice == "The dataset's answers are empty: choose the Answer column on Train."

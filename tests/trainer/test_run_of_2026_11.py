@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from backend.config.config import load, problems
-from backend.rewards.bench import RewardBench, group_of, line_of, read_groups, score_lines
+from backend.rewards.bench import RewardBench, group_of, read_groups, score_groups
 from backend.runs.archive import summary
 from backend.runs.completion_rows import CompletionIndex, GroupRow
 from backend.runs.events import JsonLines, has_finished, read_events
@@ -95,7 +95,7 @@ def test_its_completions_are_scored_as_they_were(run: RunFolder) -> None:
     groups = read_groups(run.completions)
     scorer = RewardBench()
     try:
-        report = score_lines(scorer, [line_of(group) for group in groups], load(run.config))
+        report = score_groups(scorer, groups, load(run.config))
     finally:
         scorer.close()
     assert not any(function["error"] for function in report["functions"])

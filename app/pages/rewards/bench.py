@@ -53,14 +53,6 @@ class BenchFunctionModel(RowsModel):
     weighed = Signal(list)  # all weights
     rows: list[Mapping[str, Any]]
 
-    _scores: Mapping[str, list[float]] = {}
-
-    def show_functions(self, functions: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
-        scores = [completion.get("rewards") or {} for group in groups for completion in group["completions"]]
-        names = [function["name"] for function in functions]
-        self._scores = {name: [each[name] for each in scores if each.get(name) is not None] for name in names}
-        self.set_rows(functions)
-
     def is_editable(self, row: int, column: int) -> bool:
         return column == WEIGHT
 
@@ -71,10 +63,10 @@ class BenchFunctionModel(RowsModel):
         return True
 
     def text(self, row: Mapping[str, Any], column: int) -> str:
-        error, scores = row["error"], self._scores.get(row["name"])
+        error, scores = row["error"], row["known"]
         if column == SCORES and error:
             return f"failed on line {error['line']}" if error["line"] else "failed"
-        mean = figure(sum(scores) / len(scores)) if scores and not error else DASH
+        mean = figure(sum(scores) / len(scores)) if scores else DASH
         time = DASH if error or row["seconds"] is None else short_duration(row["seconds"])
         unscored = "not scored yet" if row["seconds"] is None else "no opinion"
         return (row["label"], "" if scores else unscored, mean, number_text(float(row["weight"])), time)[column]
@@ -97,9 +89,8 @@ class BenchFunctionModel(RowsModel):
                 return row["label"]
             case Qt.ItemDataRole.DecorationRole, 0:
                 return reward_dot(row["name"])
-            case _, 1 if role == HISTOGRAM_ROLE and not row["error"]:
-                scores = self._scores.get(row["name"])
-                return (scores, theme.reward_colour(row["name"])) if scores else None
+            case _, 1 if role == HISTOGRAM_ROLE and row["known"]:
+                return row["known"], theme.reward_colour(row["name"])
         return None
 
 
@@ -200,7 +191,7 @@ class BenchResults(QWidget):
         else:
             findings = [*([STALE] if bench.stale else []), *bench.findings]
         self.verdict.show_findings(findings)
-        self.functions.show_functions(bench.functions or bench.chosen_functions(), bench.groups)
+        self.functions.set_rows(bench.functions or bench.chosen_functions())
         names, labels = ([function[key] for function in bench.functions] for key in ("name", "label"))
         current = max(self.table.currentIndex().row(), 0)
         self.completions.show_groups(bench.groups, names, labels)
