@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -15,7 +14,7 @@ from app.state.messages import problems_to
 from app.state.processes import start_detached
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
-from backend.runs.sweep import FIXED, SweepPlan, parse_sweep, training_steps
+from backend.runs.sweep import FIXED, SweepPlan, parse_sweep
 from backend.runs.sweep_results import (
     INTERRUPTED,
     SweepFolder,
@@ -133,23 +132,11 @@ OWN = {"run_name", "lm_studio_name"}
 
 
 @dataclass(frozen=True, slots=True)
-class VariedSetting:
-    """`draw`: list, uniform or log_uniform."""
-
-    key: str
-    text: str
-    draw: str = "list"
-
-    def values(self) -> list[Any] | dict[str, list[Any]]:
-        words = [_value(word, int, float) for word in self.text.replace("…", ",").split(",") if word.strip()]
-        return words if self.draw == "list" else {self.draw: words}
-
-
-@dataclass(frozen=True, slots=True)
 class SweepForm:
     name: str = "sweep"
     search: str = "grid"
-    varied: tuple[VariedSetting, ...] = (VariedSetting("learning_rate", "1e-5, 3e-5, 1e-4"),)
+    varied: tuple[tuple[str, str, str], ...] = (("learning_rate", "1e-5, 3e-5, 1e-4", "list"),)
+    """Key, text and draw: list, uniform or log_uniform."""
     seeds: str = "0, 1, 2"
     trials: str = "8"
     halves: bool = True
@@ -163,12 +150,14 @@ class SweepForm:
 
     def plan(self, base: Mapping[str, Any]) -> SweepPlan:
         """The sweep over a base's settings. Raises UserError with every problem."""
-        is_random = self.search == "random"
-        varied = [row if is_random else replace(row, draw="list") for row in self.varied]
+        is_random, over = self.search == "random", dict[str, Any]()
+        for key, text, draw in self.varied:
+            words = [_value(word, int, float) for word in text.replace("…", ",").split(",") if word.strip()]
+            over[key] = {draw: words} if is_random and draw != "list" else words
         raw: dict[str, Any] = {
             "name": self.name.strip(),
             "search": self.search,
-            "over": {row.key: row.values() for row in varied},
+            "over": over,
             "seeds": [_value(word, int) for word in self.seeds.split(",") if word.strip()],
             "base": {key: value for key, value in base.items() if key not in OWN},
             "rank_by": self.rank_by,
@@ -192,45 +181,3 @@ def offered_settings() -> list[Setting]:
     useful = [SETTINGS[key] for key in USEFUL]
     others = [about for about in SETTINGS.values() if about.kind in KINDS and about.key not in {*FIXED, *USEFUL}]
     return useful + others
-
-
-@dataclass(frozen=True, slots=True)
-class SweepForecast:
-    """What a sweep takes at most; None where unknown."""
-
-    runs: int
-    configurations: int
-    steps: int | None = None
-    completions: int | None = None
-    share: float | None = None
-    seconds: float | None = None
-    bytes: float | None = None
-    sharing: int = 0  # runs that use one base model in memory
-    alone: int = 0  # runs that fine-tune every weight and are loaded one after the other
-    rungs: tuple[tuple[int, int], ...] = ()  # (step, runs that continue)
-
-
-def forecast(
-    plan: SweepPlan, seconds_per_completion: float | None, run_bytes: float | None, own_bytes: float | None
-) -> SweepForecast:
-    """`run_bytes`: memory of one run; `own_bytes`: the part that runs do not share."""
-    runs, configurations = len(plan.members()), len(plan.configurations)
-    groups = plan.groups()
-    sharing = max(len(group) for group in groups)
-    alone = sum(len(group) == 1 for group in groups) if len(groups) > 1 else 0
-    memory = None if run_bytes is None else run_bytes + (sharing - 1) * (own_bytes or 0.0)
-    limits = SweepForecast(runs, configurations, bytes=memory, sharing=sharing, alone=alone)
-    if plan.steps is None:
-        return limits
-    rungs = plan.rungs()
-    steps = training_steps(configurations, len(plan.seeds), plan.steps, rungs)
-    per_step = ("group_size", "batch_size", "gradient_accumulation_steps", "steps_per_generation")
-    completions = steps * math.prod(int(plan.base.get(key, SETTINGS[key].default)) for key in per_step)
-    return replace(
-        limits,
-        steps=steps,
-        completions=completions,
-        share=steps / (runs * plan.steps),
-        seconds=None if seconds_per_completion is None else completions * seconds_per_completion,
-        rungs=tuple((rung.step, rung.keep) for rung in rungs),
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,16 +16,7 @@ from app import theme
 from app.state.memory import amount
 from app.state.messages import problems_to
 from app.state.session import Session
-from app.state.sweeps import (
-    RESUMABLE,
-    SweepForecast,
-    SweepForm,
-    Sweeps,
-    VariedSetting,
-    forecast,
-    free_name,
-    offered_settings,
-)
+from app.state.sweeps import RESUMABLE, SweepForm, Sweeps, free_name, offered_settings
 from app.widgets.basic.controls import ComboBox, Segments, Switch
 from app.widgets.basic.labels import button, label, plain_tip, show_text
 from app.widgets.basic.layout import (
@@ -48,7 +40,7 @@ from app.widgets.basic.tables import BaseTable, CellDelegate, Column, Index, Row
 from app.widgets.charts.parallel import ParallelLine, ParallelPlot
 from backend.config.config import SETTINGS
 from backend.runs.run_names import name_of
-from backend.runs.sweep import SweepPlan, text_of
+from backend.runs.sweep import SweepPlan, text_of, training_steps
 from backend.runs.sweep_results import (
     ConfigurationResult,
     MemberResult,
@@ -160,15 +152,11 @@ class SweepModel(RowsModel):
 
     def show_results(self, results: SweepResults | None) -> None:
         ranked = results.ranked if results is not None else []
-        self.beginResetModel()
-        self.results, self.rows = results, ranked
-        self.varied = list(ranked[0].settings) if ranked else []
+        self.results, self.varied, self.columns = results, list(ranked[0].settings) if ranked else [], ()
         if results is not None and ranked:
             head = [Column("No.", 44), *(Column(SETTINGS[key].label) for key in self.varied)]
             self.columns = [*head, Column(results.measure.partition(" over ")[0].capitalize(), 120), *FIGURES]
-        else:
-            self.columns = ()
-        self.endResetModel()
+        self.set_rows(ranked)
 
     def text(self, row: ConfigurationResult, column: int) -> str:
         winner = self.results.winner if self.results is not None else None
@@ -288,7 +276,7 @@ class SweepsPage(QWidget):
         self.keep = _field(begin.keep, "Share that continues", width=64)
         self.varied = VariedRows()
         for varied in begin.varied:
-            self.varied.add(varied.key, varied.text, varied.draw)
+            self.varied.add(*varied)
         self.what = label(wrap=True, role="muted", name="What the sweep would take")
         self.problem = label(wrap=True, role="problem")
         self.start_button = button("Start the sweep", self.start, primary=True)
@@ -339,7 +327,7 @@ class SweepsPage(QWidget):
         return SweepForm(
             self.name.text(),
             self.search.key,
-            tuple(VariedSetting(each.key, each.values.text(), each.draw.currentData()) for each in self.varied.rows),
+            tuple((each.key, each.values.text(), each.draw.currentData()) for each in self.varied.rows),
             self.seeds.text(),
             self.trials.text(),
             self.halves.isChecked(),
@@ -387,7 +375,7 @@ class SweepsPage(QWidget):
             own = {name: size for name, _, size in memory.parts} if memory is not None else {}
             adapters = own.get("Adapters", 0.0) + own.get("Optimizer", 0.0)
             total = memory.total if memory is not None else None
-            self.what.setText(forecast_words(forecast(self.plan, seconds, total, adapters)))
+            self.what.setText(forecast(self.plan, seconds, total, adapters))
         self.start_button.setEnabled(not faults)
 
     def start(self) -> None:
@@ -477,21 +465,28 @@ class SweepsPage(QWidget):
                 say(DECLINED)
 
 
-def forecast_words(taken: SweepForecast) -> str:
-    """“8 configurations × 3 seeds: 24 runs, …”."""
-    seeds = taken.runs // taken.configurations
-    words = f"{taken.configurations} configurations × {counted(seeds, 'seed')}: {taken.runs} runs"
-    if taken.steps is not None and taken.completions is not None and taken.share is not None:
-        words += f", {taken.steps:,} steps, {taken.completions:,} training completions"
-        words += f" ({taken.share:.0%} of a full sweep)" if taken.rungs else ""
-    words += f", about {duration(taken.seconds)}" if taken.seconds is not None else ""
+def forecast(plan: SweepPlan, seconds: float | None, run_bytes: float | None, own_bytes: float = 0.0) -> str:
+    """“8 configurations × 3 seeds: 24 runs, …”: what a sweep takes at most.
+
+    `seconds`: of a completion; `run_bytes`: memory of one run; `own_bytes`: the part that runs do not share.
+    """
+    configurations, seeds, groups = len(plan.configurations), len(plan.seeds), plan.groups()
+    runs, rungs = len(plan.members()), plan.rungs()
+    words = f"{configurations} configurations × {counted(seeds, 'seed')}: {runs} runs"
+    if plan.steps is not None:
+        steps = training_steps(configurations, seeds, plan.steps, rungs)
+        per_step = ("group_size", "batch_size", "gradient_accumulation_steps", "steps_per_generation")
+        completions = steps * math.prod(int(plan.base.get(key, SETTINGS[key].default)) for key in per_step)
+        words += f", {steps:,} steps, {completions:,} training completions"
+        words += f" ({steps / (runs * plan.steps):.0%} of a full sweep)" if rungs else ""
+        words += f", about {duration(completions * seconds)}" if seconds is not None else ""
     words += "."
-    if taken.rungs:
-        words += " Remaining: " + ", ".join(f"{keep} after step {step}" for step, keep in taken.rungs) + "."
-    if taken.sharing > 1:
-        words += f" {taken.sharing} runs share one base model in memory"
-        words += f", about {amount(taken.bytes)}." if taken.bytes is not None else "."
-    elif taken.alone:
+    if rungs:
+        words += " Remaining: " + ", ".join(f"{rung.keep} after step {rung.step}" for rung in rungs) + "."
+    if (sharing := max(map(len, groups))) > 1:
+        words += f" {sharing} runs share one base model in memory"
+        words += f", about {amount(run_bytes + (sharing - 1) * own_bytes)}." if run_bytes is not None else "."
+    elif len(groups) > 1:
         words += " Full fine-tuning changes every weight, so the runs are loaded one after the other."
     return words
 
