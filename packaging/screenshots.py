@@ -262,7 +262,8 @@ def show_worse_row(window) -> None:
     page = window.pages["evaluate"]
     settled(window, window)
     page.decoding.choose("sampled")
-    page.kind.choose("worse" if any(line.kind == "worse" for line in page.row_model.rows) else "all")
+    kinds = {row.means[page.row_model.decoding].kind for row in page.row_model.rows}
+    page.kind.choose("worse" if "worse" in kinds else "all")
 
 
 def mixed_step(run) -> int:

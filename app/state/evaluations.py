@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
@@ -20,6 +21,7 @@ from backend.runs.completion_rows import prompt_key
 from backend.runs.run_folder import RunFolder, modified_at
 from backend.runs.saved_weights import all_checkpoints
 from backend.trainer.evaluation.evaluation_rows import (
+    SAME,
     DecodingName,
     EvaluatedRow,
     Evaluation,
@@ -38,12 +40,32 @@ DECODINGS: tuple[DecodingName, ...] = ("greedy", "sampled")
 
 
 @dataclass(frozen=True, slots=True)
+class RowMeans:
+    """Mean reward of a row's completions before training, None without that side, and after."""
+
+    before: float | None
+    after: float | None
+
+    @property
+    def change(self) -> float | None:
+        if self.before is None or self.after is None:
+            return None
+        return 0.0 if abs(self.after - self.before) < SAME else self.after - self.before
+
+    @property
+    def kind(self) -> Literal["better", "worse", "unchanged"] | None:
+        change = self.change
+        return None if change is None else "better" if change > 0 else "worse" if change < 0 else "unchanged"
+
+
+@dataclass(frozen=True, slots=True)
 class RowSummary:
+    """A row of an evaluation: where it begins in the file, its number in the split from 0, and its means."""
+
     offset: int
     index: int
     key: tuple[str, ...]
-    answer: str
-    means: dict[DecodingName, tuple[float | None, float | None]]
+    means: dict[DecodingName, RowMeans]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +220,10 @@ def _rows_in(path: Path) -> Iterator[RowSummary]:
             row, offset, start = parse_row(line), offset + len(line), offset
             if row is None:
                 continue
-            means: dict[DecodingName, tuple[float | None, float | None]] = {}
+            means: dict[DecodingName, RowMeans] = {}
             for decoding in DECODINGS:
                 if (sides := row[decoding]) is not None:
                     base, tuned = sides.get("base"), sides.get("tuned")
                     before = mean_reward(base) if base is not None and tuned is not None else None
-                    means[decoding] = (before, mean_reward(tuned or base or sides.get("model") or []))
-            yield RowSummary(start, row["index"], prompt_key(row), str(row.get("answer", "")), means)
+                    means[decoding] = RowMeans(before, mean_reward(tuned or base or sides.get("model") or []))
+            yield RowSummary(start, row["index"], prompt_key(row), means)

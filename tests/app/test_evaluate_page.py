@@ -87,10 +87,10 @@ def test_rows_side_by_side(qtbot, page: EvaluatePage, run: RunFolder) -> None:
         assert page.row_model.rowCount() == count and f"{count}" in page.kind.buttons[kind].text()
     page.kind.choose("worse")
     worst = page.row_model.rows[0]
-    assert worst.change == -1.0
+    assert worst.means["greedy"].change == -1.0
     left, right = (pane.text.toPlainText() for pane in page.detail.panes)
-    assert (left, right) == (f"base {worst.number - 1}", f"tuned {worst.number - 1}")
-    assert f"Is it {worst.number - 1}?" in page.detail.prompt.text()
+    assert (left, right) == (f"base {worst.index}", f"tuned {worst.index}")
+    assert f"Is it {worst.index}?" in page.detail.prompt.text()
     page.rows.copy()
     assert "Change" in QGuiApplication.clipboard().text().splitlines()[0]
 

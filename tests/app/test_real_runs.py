@@ -273,10 +273,10 @@ def test_menu_of_a_completion(qtbot: QtBot, session: Session, real_runs: Path, t
     shown = read_rows(evaluate.evaluations.listed[0].path)
     evaluate.show_prompt(wanted := [prompt_key(row) for row in shown][-1])
     qtbot.waitUntil(lambda: evaluate.rows.currentIndex().isValid())
-    assert evaluate.row_model.rows[evaluate.rows.currentIndex().row()].prompt == wanted[0]
+    assert evaluate.row_model.rows[evaluate.rows.currentIndex().row()].key == wanted
     evaluate.rows.selectRow(0)
     evaluate.show_prompt(wanted)
-    assert evaluate.row_model.rows[evaluate.rows.currentIndex().row()].prompt == wanted[0], "and once more"
+    assert evaluate.row_model.rows[evaluate.rows.currentIndex().row()].key == wanted, "and once more"
 
 
 @pytest.mark.parametrize("session", ["light"], indirect=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from PySide6.QtCore import QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QFont, QPainter, QPen, QResizeEvent, QShowEvent
@@ -16,7 +17,7 @@ from PySide6.QtWidgets import QHeaderView, QSizePolicy, QWidget
 from app import theme
 from app.state import charts
 from app.state.dataset import ANSWER_SETTINGS, LIMIT_SETTINGS
-from app.state.evaluations import checkpoint_steps
+from app.state.evaluations import RowSummary, checkpoint_steps
 from app.state.session import Session
 from app.theme import CELL_PADDING
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, Segments
@@ -32,7 +33,7 @@ from app.widgets.run_switcher import RunSwitcher
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_names import name_of
 from backend.runs.steering import run_config
-from backend.trainer.evaluation.evaluation_rows import SAME, Data, Decoding, DecodingName, MeanWithInterval
+from backend.trainer.evaluation.evaluation_rows import Data, Decoding, DecodingName, MeanWithInterval
 from backend.utils.errors import UserError
 
 SPLITS = {"": "Held out", "test": "Test", "valid": "Validation", "train": "Training"}
@@ -53,7 +54,6 @@ MIN_FOREST, MIN_NAME, MAX_NAME = 80, 104, 200
 INTERVAL_ROLE = Qt.ItemDataRole.UserRole
 """Item role: (low, value, high) as places from 0 to 1 on the axis, the place of zero, and the colour."""
 ROW_BEFORE, ROW_CHANGE = 2, 4
-Kind = Literal["all", "better", "worse", "unchanged"]
 
 
 class EvaluationForm(QWidget):
@@ -129,7 +129,7 @@ class EvaluatePage(QWidget):
         self.how = ElidedLabel()
         self.kind = Segments(KINDS, "Prompts")
         self.figures_model, self.row_model = FigureModel(self), PromptRowModel(self)
-        self.row_model.show_lines([], "all")
+        self.row_model.show_summaries([], "greedy", "all")
         self.figures, self.rows = FiguresTable(self.figures_model), BaseTable(model=self.row_model, name="Prompts")
         figures = column(row(self.decoding, (self.how, 1)), (self.figures.in_card(), 1), spacing=6)
         rows = column(row(self.kind, None), (self.rows.in_card(), 1), spacing=6)
@@ -289,21 +289,17 @@ class EvaluatePage(QWidget):
 
     def _show_rows(self) -> None:
         name = self._decoding_name
-        lines = [
-            RowLine(place, each.index + 1, each.key[0], *each.means[name])
-            for place, each in enumerate(self.evaluations.rows)
-            if name in each.means
-        ]
-        has_both = any(line.before is not None for line in lines) or not lines
+        rows = [each for each in self.evaluations.rows if name in each.means]
+        kinds = Counter(each.means[name].kind for each in rows)
+        has_both = any(each.means[name].before is not None for each in rows)
         for key, word in KINDS.items():
-            count = sum(key in ("all", line.kind) for line in lines)
-            self.kind.show_word(key, f"{word} {count:,}" if lines else word)
-            self.kind.set_shown(key, key == "all" or has_both)
-        self.row_model.show_lines(lines, self.kind.key)
+            count = len(rows) if key == "all" else kinds[key]
+            self.kind.show_word(key, f"{word} {count:,}" if rows else word)
+            self.kind.set_shown(key, key == "all" or has_both or not rows)
+        self.row_model.show_summaries(rows, name, self.kind.key)
         for place in (ROW_BEFORE, ROW_CHANGE):
-            self.rows.setColumnHidden(place, not self.row_model.has_both_sides)
-        keys = [each.key for each in self.evaluations.rows]
-        at = next((at for at, line in enumerate(self.row_model.rows) if keys[line.place] == self._wanted), -1)
+            self.rows.setColumnHidden(place, not has_both)
+        at = next((at for at, row in enumerate(self.row_model.rows) if row.key == self._wanted), -1)
         self._wanted = () if at >= 0 else self._wanted
         if self.row_model.rows:
             self.rows.selectRow(max(0, at))
@@ -320,8 +316,7 @@ class EvaluatePage(QWidget):
         self._show_rows()
 
     def _show_row(self, at: int) -> None:
-        rows, lines = self.evaluations.rows, self.row_model.rows
-        shown = self.evaluations.row(rows[lines[at].place]) if at >= 0 else None
+        shown = self.evaluations.row(self.row_model.rows[at]) if at >= 0 else None
         sides = (shown[self._decoding_name] or {}) if shown is not None else {}
         self.detail.show_row(shown, dict(sides))  # pyright: ignore[reportArgumentType]
 
@@ -495,52 +490,32 @@ class FiguresTable(BaseTable):
         self.setColumnWidth(FOREST, max(least, available - name - sum(widths[place] for place in shown)))
 
 
-@dataclass(frozen=True, slots=True)
-class RowLine:
-    """A prompt: its place among the rows that were read, its number in the split from 1, its text and its means."""
-
-    place: int
-    number: int
-    prompt: str
-    before: float | None
-    after: float | None
-
-    @property
-    def change(self) -> float | None:
-        if self.before is None or self.after is None:
-            return None
-        return 0.0 if abs(self.after - self.before) < SAME else self.after - self.before
-
-    @property
-    def kind(self) -> Kind | None:
-        change = self.change
-        return None if change is None else "better" if change > 0 else "worse" if change < 0 else "unchanged"
-
-
 class PromptRowModel(RowsModel):
     """The prompts of one kind: better ones by the largest gain, worse ones by the largest loss, else in split order."""
 
-    rows: Sequence[RowLine]
-    has_both_sides = False
+    rows: Sequence[RowSummary]
+    decoding: DecodingName = "greedy"
 
-    def show_lines(self, lines: Sequence[RowLine], kind: str) -> None:
-        self.has_both_sides = any(line.before is not None for line in lines)
-        tip = "Mean reward of the prompt's completions."
+    def show_summaries(self, rows: Sequence[RowSummary], decoding: DecodingName, kind: str) -> None:
+        self.decoding, tip = decoding, "Mean reward of the prompt's completions."
+        has_both = any(row.means[decoding].before is not None for row in rows)
         self.columns = (
             Column("Row", 48, is_figure=True, colour="muted"),
             Column("Prompt", font=theme.mono_font),
             Column("Base", 62, is_figure=True, tip=tip, colour="muted"),
-            Column("Tuned" if self.has_both_sides else "Reward", 62, is_figure=True, tip=tip),
+            Column("Tuned" if has_both else "Reward", 62, is_figure=True, tip=tip),
             Column("Change", 74, is_figure=True),
         )
-        chosen = [line for line in lines if kind in ("all", line.kind)]
+        chosen = [row for row in rows if kind in ("all", row.means[decoding].kind)]
         if kind in ("better", "worse"):
-            chosen.sort(key=lambda line: -abs(line.change or 0.0))
+            chosen.sort(key=lambda row: -abs(row.means[decoding].change or 0.0))
         self.set_rows(chosen)
 
-    def text(self, row: RowLine, column: int) -> str:
-        prompt = one_line(row.prompt)
-        return (str(row.number), prompt, figure(row.before), figure(row.after), signed(row.change))[column]
+    def text(self, row: RowSummary, column: int) -> str:
+        means, prompt = row.means[self.decoding], one_line(row.key[0])
+        figures = (figure(means.before), figure(means.after), signed(means.change))
+        return (str(row.index + 1), prompt, *figures)[column]
 
-    def colour(self, row: RowLine, column: int) -> Any:
-        return advantage_colour(row.change) if column == ROW_CHANGE else super().colour(row, column)
+    def colour(self, row: RowSummary, column: int) -> Any:
+        change = row.means[self.decoding].change
+        return advantage_colour(change) if column == ROW_CHANGE else super().colour(row, column)
