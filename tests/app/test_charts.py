@@ -15,7 +15,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QToolTip
 
 from app.state.charts import CHARTS, column_names
-from app.state.run_state import Mark
+from app.state.run import Mark
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.curves import Trace, axis_range, exponential_average, thin
 from app.widgets.charts.plot import Plot, table_text

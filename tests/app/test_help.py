@@ -21,8 +21,8 @@ from app.crash_catcher import CrashCatcher
 from app.state import messages
 from app.state.messages import Messages, Offer
 from app.state.processes import Service
+from app.state.run import RunState
 from app.state.run_starter import START
-from app.state.run_state import RunState
 from app.state.session import FORMAT, SERVICE_FAILED
 from app.widgets.basic.dialogs import TextDialog
 from app.widgets.menu_dialogs import NO_TEXT, AboutDialog, GlossaryDialog, ProblemDialog

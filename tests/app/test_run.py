@@ -13,9 +13,8 @@ import pytest
 import typer
 from PySide6.QtCore import QCoreApplication
 
-from app.state.run import Run
+from app.state.run import MOST_METRICS, Run, RunState, Series
 from app.state.run_files import log_lines, problem_of
-from app.state.run_state import MOST_METRICS, RunState, Series
 from backend.cli import training
 from backend.runs.events import EventLog, JsonLines, truncate_file
 from backend.runs.run_folder import STARTUP_GRACE_S, RunFolder

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from app.state.run_state import RunState
+from app.state.run import RunState
 from backend.cli import runs
 from backend.runs.events import Follower, read_events
 from backend.runs.queue import train_queue

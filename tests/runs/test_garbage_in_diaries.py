@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.state.run_state import RunState
+from app.state.run import RunState
 from backend.runs import checkpoint
 from backend.runs.archive import WorkClock, summary
 from backend.runs.completion_rows import CompletionIndex, parse_group_row

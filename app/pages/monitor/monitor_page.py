@@ -16,10 +16,9 @@ from app.state.charts import CHARTS, NAMINGS, Curve, column_names
 from app.state.correctness import correctness_of, largest_reward
 from app.state.evaluations import read_evaluations
 from app.state.messages import problems_to
-from app.state.run import Run
+from app.state.run import PHASE_WORDS, Run, ranks_of
 from app.state.run_files import STEERED_STATES, failed_line, newest_checkpoint, setting_of_problem, silence_advice
 from app.state.run_notices import before_and_after, note_text
-from app.state.run_state import PHASE_WORDS, ranks_of
 from app.state.run_summary import count_text
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton

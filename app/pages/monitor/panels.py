@@ -15,10 +15,9 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QPlainTextEdit, QSizePolicy, Q
 from app import theme
 from app.state.guide import place_of_rule
 from app.state.messages import problems_to
-from app.state.run import Run
+from app.state.run import RankNow, Run
 from app.state.run_completions import FILTERS
 from app.state.run_notices import findings_of, take_up
-from app.state.run_state import RankNow
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.dialogs import open_path

@@ -17,9 +17,9 @@ from PySide6.QtWidgets import QAbstractButton, QHeaderView, QMenu, QMessageBox, 
 from app import theme
 from app.state import charts
 from app.state.messages import problems_to
+from app.state.run import Mark
 from app.state.run_comparison import AXES, ComparedMetric, RunComparison, SharedPrompt, figure_of
 from app.state.run_notices import finite_values
-from app.state.run_state import Mark
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Segments
 from app.widgets.basic.dialogs import save_file

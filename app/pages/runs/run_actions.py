@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QLabel, QLineEdit, QListWidget, QListWidgetItem, Q
 from app import theme
 from app.state.messages import problems_to
 from app.state.processes import ProcessOutcome
-from app.state.run_state import LIVE
+from app.state.run import LIVE
 from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton, Segments
 from app.widgets.basic.dialogs import Dialog
 from app.widgets.basic.labels import REMOVE_KEYS, button, label, show_text

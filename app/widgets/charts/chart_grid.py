@@ -18,7 +18,7 @@ from app.state.charts import Chart
 from app.state.guide import place_of_chart
 from app.state.messages import problems_to
 from app.state.prefs import Prefs
-from app.state.run_state import Mark
+from app.state.run import Mark
 from app.widgets.basic.dialogs import open_folder, save_file
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import explain_at

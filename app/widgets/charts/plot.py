@@ -29,7 +29,7 @@ from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QFrame, QLabel, QMenu, QSizePolicy, QWidget
 
 from app import theme
-from app.state.run_state import Mark
+from app.state.run import Mark
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.labels import button, label, place_about, plain_tip, show_text
 from app.widgets.basic.layout import BY_KEYBOARD, column, configure, holder, paint_ring, row, stack

@@ -13,7 +13,7 @@ from PySide6.QtGui import QColor, QMouseEvent, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QGraphicsGridLayout, QToolTip
 
 from app import theme
-from app.state.run_state import Mark, MarkKind
+from app.state.run import Mark, MarkKind
 from app.widgets.basic.layout import configure
 from app.widgets.basic.number_format import display_unit, ticks
 from app.widgets.charts.curves import (
