@@ -195,14 +195,14 @@ def test_several_runs_get_a_tag_and_a_star_together(page: RunsPage, archive: Pat
 def test_archived_runs_are_hidden_and_come_back(page: RunsPage, archive: Path) -> None:
     page._filter()
     page.table.choose(archive / "failed")
-    page.do("archive")
+    page.do("archived")
     assert names(page) == ["crashed", "finished"] and (archive / "failed").exists()
     page.search.setText("is:archived")
     assert names(page) == ["failed"]
     page.search.clear()
     page.archived.setChecked(True)
     page.table.choose(archive / "failed")
-    page.do("archive")
+    page.do("archived")
     page.archived.setChecked(False)
     assert "failed" in names(page)
 

@@ -18,7 +18,7 @@ from app.state.processes import ProcessOutcome
 from app.state.run import LIVE
 from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton, Segments
 from app.widgets.basic.dialogs import Dialog
-from app.widgets.basic.labels import REMOVE_KEYS, button, label, show_text
+from app.widgets.basic.labels import button, label, show_text
 from app.widgets.basic.layout import TabArea, column, configure, grid, holder, row
 from app.widgets.basic.number_format import counted, figure, file_size
 from app.widgets.form.field import Field
@@ -77,22 +77,22 @@ def restore(path: Path, trashed: Path | None) -> None:
 class RunAction:
     """An entry of the menu: its text for a run, what it `needs` of `abilities`, its keys, its text for several runs.
 
-    `toggles` is a flag of the notes; where all runs have it, the text is `off`.
+    `off` is the text of one that sets a flag of the notes, `key`, where all runs have it.
     """
 
     key: str
     one: str
     needs: str
+    do: Callable[[], object]
     keys: str = ""
     several: str = ""
-    toggles: str = ""
     off: str = ""
 
     def applies(self, runs: Runs) -> bool:
         return abilities(runs)[self.needs]
 
     def text(self, runs: Runs) -> str:
-        if self.toggles and runs and all(getattr(run.notes, self.toggles) for run in runs):
+        if self.off and runs and all(getattr(run.notes, self.key) for run in runs):
             return self.off
         return self.several.format(len(runs)) if self.several and len(runs) > 1 else self.one
 
@@ -102,32 +102,6 @@ def abilities(runs: Runs) -> dict[str, bool]:
     has_steps = is_one and (runs[0].summary.step or 0) > 0
     found = {"any": bool(runs), "one": is_one, "several": len(runs) > 1, "idle": is_idle, "steps": has_steps}
     return found | {"trained": has_steps and is_idle, "ended": is_one and runs[0].summary.state in RESUMABLE}
-
-
-ACTIONS: tuple[RunAction | None, ...] = (
-    RunAction("open", "Open", "one", "Return"),
-    RunAction("compare", "Compare", "several", "Return", several="Compare {} runs"),
-    RunAction("resume", "Resume", "ended"),
-    RunAction("queue", "Resume in the queue", "ended"),
-    RunAction("chat", "Chat", "trained"),
-    RunAction("export", "Export…", "trained"),
-    RunAction("evaluate", "Evaluate", "trained"),
-    None,
-    RunAction("clone", "New run from here…", "steps"),
-    RunAction("use_adapter", "Start a new run from its adapters", "trained"),
-    RunAction("use_settings", "Use its settings", "one"),
-    None,
-    RunAction("favourite", "Add to favourites", "any", "Ctrl+Shift+F", "", "favourite", "Remove from favourites"),
-    RunAction("rename", "Rename…", "one", "F2"),
-    RunAction("tag", "Add tags…", "any"),
-    RunAction("archive", "Archive", "any", toggles="archived", off="Remove from the archive"),
-    None,
-    RunAction("show_folder", "Open folder", "one"),
-    RunAction("copy_path", "Copy path", "any"),
-    RunAction("free", "Free space…", "any"),
-    RunAction("trash", "Move to trash", "idle", REMOVE_KEYS, several="Move {} runs to trash"),
-)
-"""None is a separator."""
 
 
 class FreeSpaceDialog(Dialog):

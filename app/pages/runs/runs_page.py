@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QInputDialog, QLineEdit
 
 from app import theme
 from app.pages.runs.compare_view import CompareView
-from app.pages.runs.run_actions import ACTIONS, CloneDialog, FreeSpaceDialog, move_to_trash, restore
+from app.pages.runs.run_actions import CloneDialog, FreeSpaceDialog, RunAction, move_to_trash, restore
 from app.pages.runs.run_details import RunDetails
 from app.pages.runs.run_table import ColumnDialog, RunModel, RunTable
 from app.state.messages import problems_to
@@ -39,15 +40,7 @@ EVERY_MS = 2000
 """Interval at which the runs are checked for changes while the page is visible."""
 BESIDE = 980
 """From this page width on the details are beside the table, and below it on a narrower page."""
-BUTTONS = {
-    "open": "Open",
-    "compare": "Compare",
-    "resume": "Resume",
-    "chat": "Chat",
-    "export": "Export…",
-    "clone": "New run from here…",
-    "trash": "Move to trash",
-}
+BUTTONS = ("open", "compare", "resume", "chat", "export", "clone", "trash")
 SPARE = ("clone", "chat", "export", "resume")
 """Buttons that are hidden, in this order, where their row is too narrow: *More…* has every action."""
 DETAILS_WIDTH, DETAILS_HEIGHT, LOWEST = 264, 190, 300
@@ -69,31 +62,39 @@ class RunsPage(QWidget):
         go = partial(session.page_requested.emit, "train")
         self.nothing = EmptyState("No runs yet", hint, to_train, button_clicked=go)
         self.model = RunModel(self)
-        table, clipboard = RunTable(self.model), QGuiApplication.clipboard()
-        self.table = table
+        table = self.table = RunTable(self.model)
+        chosen, clipboard, path_of = table.selected_runs, QGuiApplication.clipboard(), attrgetter("summary.path")
+        star, archive = partial(self._toggle_note, "favourite"), partial(self._toggle_note, "archived")
         self.table.show_columns(session.prefs.run_columns)
         details = self.details = RunDetails()
         self.trashed: dict[Path, Path | None] = {}  # where it was → where it lies in the trash, if that is known
-        self._callbacks: dict[str, Callable[[], object]] = {
-            "open": lambda: self._show_on("monitor"),
-            "compare": lambda: self.compare(table.selected_runs()),
-            "resume": lambda: session.starter.resume(self._folder()),
-            "queue": lambda: session.starter.queue_existing(self._folder()),
-            "chat": lambda: session.chat_with(self._folder()),
-            "export": lambda: session.export_requested.emit(self._folder()),
-            "evaluate": lambda: self._show_on("evaluate"),
-            "clone": lambda: self.clone(table.selected_runs()[0]),
-            "use_adapter": self._use_adapter,
-            "use_settings": lambda: session.settings_requested.emit(self._folder()),
-            "favourite": lambda: self._toggle_note("favourite"),
-            "rename": table.rename,
-            "tag": self._tag,
-            "archive": lambda: self._toggle_note("archived"),
-            "show_folder": lambda: open_path(self._folder().path),
-            "copy_path": lambda: clipboard.setText("\n".join(run.summary.path for run in table.selected_runs())),
-            "free": self.free_space,
-            "trash": self.trash,
-        }
+        # None is a separator.
+        self.actions: tuple[RunAction | None, ...] = (
+            RunAction("open", "Open", "one", lambda: self._show_on("monitor"), "Return"),
+            RunAction("compare", "Compare", "several", lambda: self.compare(chosen()), "Return", "Compare {} runs"),
+            RunAction("resume", "Resume", "ended", lambda: session.starter.resume(self._folder())),
+            RunAction("queue", "Resume in the queue", "ended", lambda: session.starter.queue_existing(self._folder())),
+            RunAction("chat", "Chat", "trained", lambda: session.chat_with(self._folder())),
+            RunAction("export", "Export…", "trained", lambda: session.export_requested.emit(self._folder())),
+            RunAction("evaluate", "Evaluate", "trained", lambda: self._show_on("evaluate")),
+            None,
+            RunAction("clone", "New run from here…", "steps", lambda: self.clone(chosen()[0])),
+            RunAction("use_adapter", "Start a new run from its adapters", "trained", self._use_adapter),
+            RunAction(
+                "use_settings", "Use its settings", "one", lambda: session.settings_requested.emit(self._folder())
+            ),
+            None,
+            RunAction("favourite", "Add to favourites", "any", star, "Ctrl+Shift+F", off="Remove from favourites"),
+            RunAction("rename", "Rename…", "one", table.rename, "F2"),
+            RunAction("tag", "Add tags…", "any", self._tag),
+            RunAction("archived", "Archive", "any", archive, off="Remove from the archive"),
+            None,
+            RunAction("show_folder", "Open folder", "one", lambda: open_path(self._folder().path)),
+            RunAction("copy_path", "Copy path", "any", lambda: clipboard.setText("\n".join(map(path_of, chosen())))),
+            RunAction("free", "Free space…", "any", self.free_space),
+            RunAction("trash", "Move to trash", "idle", self.trash, REMOVE_KEYS, "Move {} runs to trash"),
+        )
+        self._by_key = {action.key: action for action in self.actions if action is not None}
         self.undo_text = label(wrap=True)
         self.undo_button = button("Undo", self.undo_trash)
         dismiss = button("Dismiss", lambda: self.undo_bar.hide())
@@ -109,7 +110,7 @@ class RunsPage(QWidget):
         self.details_button = button("Details", self._show_choice, tip=tip, checkable=True, checked=shown)
         self.details_button.toggled.connect(partial(setattr, session.prefs, "run_details_shown"))
         self.buttons = {
-            key: button(text, lambda key=key: self.do(key), primary=key == "open") for key, text in BUTTONS.items()
+            key: button(self._by_key[key].one, partial(self.do, key), primary=key == "open") for key in BUTTONS
         }
         more = self.more_button = button("More…", tip="All actions for the selected runs")
 
@@ -140,10 +141,9 @@ class RunsPage(QWidget):
         connect(lambda _: self._filter(), self.favourites.toggled, self.archived.toggled, self.search.textChanged)
         self.model.renamed.connect(lambda run, title: self.note(Path(run.summary.path), {"title": title}))
         configure(details, notes_changed=self.note, run_chosen=self._choose_name, free_requested=self.free_space)
-        for entry in ACTIONS:
-            if entry is not None and entry.keys and entry.keys != "Return":  # the table handles Return itself
-                do = partial(self.do, entry.key)
-                QShortcut(entry.keys, table, do, context=Qt.ShortcutContext.WidgetShortcut)
+        for key, action in self._by_key.items():
+            if action.keys and action.keys != "Return":  # the table handles Return itself
+                QShortcut(action.keys, table, partial(self.do, key), context=Qt.ShortcutContext.WidgetShortcut)
         self._show_choice()
 
     @property
@@ -244,10 +244,8 @@ class RunsPage(QWidget):
 
     def _show_choice(self) -> None:
         runs = self.table.selected_runs()
-        for entry in ACTIONS:
-            if entry is not None and entry.key in self.buttons:
-                self.buttons[entry.key].setEnabled(entry.applies(runs))
-                self.buttons[entry.key].setText(entry.text(runs))
+        for key, part in self.buttons.items():
+            configure(part, enabled=self._by_key[key].applies(runs), text=self._by_key[key].text(runs))
         self.more_button.setEnabled(bool(runs))
         self._fit()
         if self.details_button.isChecked():
@@ -268,20 +266,18 @@ class RunsPage(QWidget):
         configure(ColumnDialog(shown, offered, self), chosen=set_columns).show()
 
     def do(self, key: str) -> None:
-        action = next(entry for entry in ACTIONS if entry is not None and entry.key == key)
-        if action.applies(self.table.selected_runs()):
-            self._callbacks[key]()
+        if self._by_key[key].applies(self.table.selected_runs()):
+            self._by_key[key].do()
 
     def menu(self) -> QMenu:
         menu, runs = QMenu(self), self.table.selected_runs()
-        for entry in ACTIONS:
+        for entry in self.actions:
             if entry is None:
                 menu.addSeparator()
-                continue
-            has_keys = entry.keys and not (entry.key == "open" and len(runs) > 1)
-            keys = f"\t{key_name(QKeySequence(entry.keys))}" if has_keys else ""
-            action = menu.addAction(entry.text(runs) + keys, lambda key=entry.key: self.do(key))
-            action.setEnabled(entry.applies(runs))
+            else:
+                has_keys = entry.keys and not (entry.key == "open" and len(runs) > 1)
+                keys = f"\t{key_name(QKeySequence(entry.keys))}" if has_keys else ""
+                menu.addAction(entry.text(runs) + keys, partial(self.do, entry.key)).setEnabled(entry.applies(runs))
         return menu
 
     def _folder(self) -> RunFolder:
