@@ -24,7 +24,7 @@ from backend.config.config import SETTINGS
 from backend.config.other_programs.into_trl import into_trl
 from backend.export import exports
 from backend.export.exports import FORMATS, PUBLISHER, TARGETS
-from backend.runs.events import first_and_last_events
+from backend.runs.events import event_ends
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
 from backend.utils.disk import room_on
@@ -50,7 +50,7 @@ class ExportChoices(QWidget):
         self.run = run
         self.obstacle = self.unreadable = ""
         self._folder = run.path
-        self._can_compare = any(event["kind"] == "eval" for event in first_and_last_events(run.events)[1])
+        self._can_compare = any(event["kind"] == "eval" for event in event_ends(run.events))
         has_adapter = exports.has_adapter(run)
         formats = {key: about.label for key, about in FORMATS.items() if about.kind != "adapter" or has_adapter}
         self.weights = ComboBox(items=exports.weights_choices(run))

@@ -25,7 +25,7 @@ from typing import Literal
 
 from backend.distributed import commands, ranks
 from backend.distributed.hosts_file import HostsFile
-from backend.runs.events import ENDINGS, EventLog, first_and_last_events
+from backend.runs.events import ENDINGS, EventLog, event_ends
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer import control
 from backend.trainer.machine import GPU_TIMEOUT_VARIABLE
@@ -105,10 +105,10 @@ def write_late_ending(run: RunFolder, kind: str, sentence: str) -> bool:
     except UserError:
         return False
     try:
-        _, last = first_and_last_events(run.events)
-        if last and last[-1]["kind"] in ENDINGS:
+        events = event_ends(run.events)
+        if events and events[-1]["kind"] in ENDINGS:
             return False
-        step = max((int(event["step"]) for event in last if event["kind"] == "step"), default=0)
+        step = max((int(event["step"]) for event in events if event["kind"] == "step"), default=0)
         event_log = EventLog(run.events)
         event_log.write(kind, step=step, reason=kind, sentence=sentence)
         event_log.close()

@@ -13,7 +13,7 @@ import yaml
 
 from backend.config.config import SETTINGS, keys_used_by
 from backend.config.setting import step_parts
-from backend.runs.events import ENDINGS, Event, first_and_last_events, is_number
+from backend.runs.events import ENDINGS, Event, event_ends, is_number
 from backend.runs.metric_names import measure_of
 from backend.runs.queue import is_waiting
 from backend.runs.run_folder import RunFolder, may_be_starting, modified_at
@@ -52,15 +52,11 @@ class Summary:
 
 def summary(run: RunFolder) -> Summary:
     locked = run.is_locked()  # before reading: a process that releases the lock has written everything
-    first, last = first_and_last_events(run.events)
-    # The two ends of a short event log overlap; of a longer one both may have the last step.
-    shared = [index for index, event in enumerate(last) if event == first[-1]] if first else []
-    overlap = shared[0] if shared else 0 if last[:1] and last[0] in first else -1
-    events = first + last[overlap + 1 :]
+    events = event_ends(run.events)
     steps = [event for event in events if event["kind"] == "step"]
     starts = [event for event in events if event["kind"] == "started"]
     settings, newest = raw_settings(run), steps[-1] if steps else {}
-    ending = last[-1] if last and last[-1]["kind"] in ENDINGS else None
+    ending = events[-1] if events and events[-1]["kind"] in ENDINGS else None
     metrics = newest.get("metrics") or {}
     measure = measure_of(metrics)
     values = ((step.get("metrics") or {}).get(measure) for step in steps)
@@ -86,8 +82,8 @@ def summary(run: RunFolder) -> Summary:
             None if locked else ending,
             is_locked=locked,
             has_started=bool(starts),
-            may_be_coming=not last and may_be_starting(run),
-            is_queued=not last and not locked and is_waiting(run),
+            may_be_coming=not events and may_be_starting(run),
+            is_queued=not events and not locked and is_waiting(run),
         ),
         model=str(settings.get("model", "")),
         step=newest.get("step"),
@@ -217,9 +213,8 @@ def seconds_per_completion(values: Mapping[str, Any], known: Iterable[Completion
 
 def completion_time_of(run: RunFolder) -> CompletionTime | None:
     """The median over a run's first and last steps; None for fewer than LEAST_STEPS."""
-    first, last = first_and_last_events(run.events)
-    by_step = {event.get("step"): event for event in [*first, *last] if event.get("kind") == "step"}
-    times = [(event.get("metrics") or {}).get("time/step") for event in by_step.values()]
+    steps = [event for event in event_ends(run.events) if event["kind"] == "step"]
+    times = [(event.get("metrics") or {}).get("time/step") for event in steps]
     seconds = [float(value) for value in times if is_number(value) and value > 0]
     settings = raw_settings(run)
     if len(seconds) < LEAST_STEPS or not settings:

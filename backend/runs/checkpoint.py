@@ -40,7 +40,7 @@ from backend.runs.events import (
     EventLog,
     JsonLines,
     end_of_step,
-    first_and_last_events,
+    event_ends,
     is_number,
     read_events,
 )
@@ -216,8 +216,7 @@ def examine(run: RunFolder, folder: Path) -> str:
 
 def last_step(run: RunFolder) -> int:
     """The newest step that the event log or a checkpoint has; 0 before the first."""
-    _, last = first_and_last_events(run.events)
-    steps = [event.get("step") or 0 for event in last if event["kind"] == "step"]
+    steps = [event.get("step") or 0 for event in event_ends(run.events) if event["kind"] == "step"]
     return max([0, *steps, *(saved.step for saved in all_checkpoints(run))])
 
 

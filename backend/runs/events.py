@@ -167,7 +167,7 @@ class EventLog(JsonLines):
 
     def __init__(self, path: Path, echo: Callable[[Event], object] | None = None) -> None:
         super().__init__(path)
-        last = [event["seq"] for event in first_and_last_events(path)[1] if is_step(event.get("seq"))]
+        last = [event["seq"] for event in event_ends(path) if is_step(event.get("seq"))]
         self.seq = last[-1] + 1 if last else 0
         self._echo = echo
         self.followers: list[Callable[[Event], None]] = []
@@ -297,8 +297,7 @@ def end_of_step(path: Path, step: int) -> int:
 
 
 def last_event(run: RunFolder) -> Event:
-    last = first_and_last_events(run.events)[1]
-    return last[-1] if last else {}
+    return next(reversed(event_ends(run.events)), {})
 
 
 def has_finished(run: RunFolder) -> bool:
@@ -312,42 +311,41 @@ def step_of_end(run: RunFolder) -> int | None:
     return step if is_step(step) else None
 
 
-def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
-    """(events of the first TAIL_BYTES of an event log, events of its last TAIL_BYTES). Where these have no `step`, the
-    second list begins with the last one before them: a long rollout writes thousands of `phase` events after a step."""
+def event_ends(path: Path) -> list[Event]:
+    """The events of the first and of the last TAIL_BYTES of an event log, in order. The last ones begin with a `step`
+    where there is any: a long rollout writes thousands of `phase` events after it."""
     try:
         with open_regular(path) as file:
-            head = file.read(TAIL_BYTES).rpartition(b"\n")[0].split(b"\n")
-            last, read, has_step = list[Event](), 0, False
-            for line in lines_from_end(file):
-                event = parse_line(line) if read < TAIL_BYTES or STEP_KIND in line else None
-                if event is not None and "kind" in event:
-                    last.append(event)
-                    has_step = has_step or event["kind"] == "step"
+            head = file.read(TAIL_BYTES).rpartition(b"\n")[0]
+            first, last, read, has_step = list(map(parse_line, head.split(b"\n"))), list[Event | None](), 0, False
+            for line in lines_from_end(file, len(head)):
+                if read < TAIL_BYTES or STEP_KIND in line:
+                    last.append(event := parse_line(line))
+                    has_step = has_step or (event or {}).get("kind") == "step"
                 read += len(line) + 1
                 if has_step and read >= TAIL_BYTES:
                     break
     except OSError:
-        return [], []
-    return [event for event in map(parse_line, head) if event is not None and "kind" in event], last[::-1]
+        return []
+    return [event for event in (*first, *reversed(last)) if event is not None and "kind" in event]
 
 
-def lines_from_end(file: BinaryIO) -> Iterator[bytes]:
-    """Whole lines of the last REACH bytes of a file, the last one first."""
+def lines_from_end(file: BinaryIO, begin: int = 0) -> Iterator[bytes]:
+    """Whole lines of the last REACH bytes of a file, the last one first, back to the line end `begin`."""
     end, cut = file.seek(0, 2) - len(after_last_newline(file)), b""
-    until = max(0, end - REACH)
+    until = max(begin, end - REACH)
     while end > until:
-        start = max(0, end - TAIL_BYTES)
+        start = max(begin, end - TAIL_BYTES)
         file.seek(start)
         lines = (file.read(end - start) + cut).split(b"\n")
-        cut = lines.pop(0) if start else b""  # its beginning is in the block before
+        cut = lines.pop(0) if start > begin else b""  # its beginning is in the block before
         yield from filter(None, reversed(lines))
         end = start
 
 
 def check_format(run: RunFolder) -> None:
     """Raise UserError for a run that a newer version of the program has written."""
-    contents = [event for part in first_and_last_events(run.events) for event in part]
+    contents = event_ends(run.events)
     for path in [run.changes, *run.checkpoints.glob("[0-9]*/state.json")]:
         with contextlib.suppress(UserError):  # what is damaged is reported where it is needed
             content = read_json(path, "run")

@@ -19,7 +19,7 @@ from backend.config.other_programs.translation import translate
 from backend.config.setting import AT_RESUME, STAGE_KEYS, STEERABLE
 from backend.config.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings
 from backend.config.updates import OF_THE_RATE, OWN
-from backend.runs.events import RUN_FORMAT, EventLog, first_and_last_events, is_number
+from backend.runs.events import RUN_FORMAT, EventLog, event_ends, is_number
 from backend.runs.metric_names import COMPARISONS, EVALUATION, WINDOW, parse_condition
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import TrainingState
@@ -135,8 +135,7 @@ def run_config(run: RunFolder, step: int | None = None) -> Config:
     """The settings of a run at a step, or at its end; config.yaml has those that it began with. Raises UserError."""
     config, changes = load(run.config), read_changes(run)
     if step is None and config.stages:  # a run that ended before its last stage has never had its settings
-        _, last = first_and_last_events(run.events)
-        step = max((event["step"] for event in last if event["kind"] == "step"), default=0)
+        step = max((event["step"] for event in event_ends(run.events) if event["kind"] == "step"), default=0)
     return config_at(config, changes, step)
 
 

@@ -16,7 +16,7 @@ from app.state.run import RunState
 from backend.runs import checkpoint
 from backend.runs.archive import WorkClock, summary
 from backend.runs.completion_rows import CompletionIndex, parse_group_row
-from backend.runs.events import EventLog, Follower, check_format, first_and_last_events, has_finished, read_events
+from backend.runs.events import EventLog, Follower, check_format, event_ends, has_finished, read_events
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import compare, newest_evaluation, read_notes, read_parent, reward_curve
@@ -104,7 +104,7 @@ def opened(run: RunFolder) -> None:
 
 READERS: list[Callable[[RunFolder], Any]] = [summary, examine, has_finished, state_of_window, worked, watched, indexed]
 READERS += [lambda run: compare([run, run]), lambda run: reward_curve(run.events), opened]
-READERS += [lambda run: newest_evaluation(run.events), lambda run: first_and_last_events(run.events)]
+READERS += [lambda run: newest_evaluation(run.events), lambda run: event_ends(run.events)]
 
 
 @pytest.fixture
