@@ -74,7 +74,7 @@ class TerminalChat:
     def __init__(self, chat: Chat, asking: Asking, images: list[str], *, with_scores: bool) -> None:
         """`images`: of the first prompt."""
         self._chat, self._asking, self._images, self._with_scores = chat, asking, images, with_scores
-        self._sides: list[SideName] = list(chat.sides.sides)
+        self._sides: list[SideName] = list(chat.sides)
         self._turns: dict[SideName, list[Turn]] = {}
         self._row: int | None = None
 
@@ -103,7 +103,7 @@ class TerminalChat:
             case "/base" | "/tuned" | "/both":
                 sides: dict[str, list[SideName]] = {"/base": ["base"], "/tuned": ["tuned"], "/both": ["base", "tuned"]}
                 names = sides[word]
-                if missing := [name for name in names if name not in self._chat.sides.sides]:
+                if missing := [name for name in names if name not in self._chat.sides]:
                     raise UserError("chat", f"{' and '.join(missing).capitalize()} is not loaded here.")
                 self._sides = names
             case "/image":
@@ -303,7 +303,7 @@ def generate(
     asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system, free_output)
     wanted = ("base", "tuned") if both else ("base",) if base else ("tuned",)
     chat = open_chat(name, checkpoint, runs_dir, wanted, asking)
-    config, sides = chat.source.config, chat.sides.sides
+    config, sides = chat.source.config, chat.sides
     if with_scores and chat.source.run is None:
         raise UserError("score", f"{name} is a model and no run, so it has no reward functions for --score.")
     if with_scores:

@@ -69,9 +69,9 @@ def load_models(source: ChatSource, adapters: Sequence[str], runs_dir: Path | No
     if source.has_two_models:
         if adapters:
             raise UserError(SETTING, f"{source.name} trained every weight, so no adapter of another run fits it.")
-        sides, names = load_sides(source, note=note), {"base": base_name, "tuned": source.name}
-        policies = {names[key]: Policy(side.model, sides.tokenizer, {}, None) for key, side in sides.sides.items()}
-        return [ServedModel(name, config, Sampler(policy, 1)) for name, policy in policies.items()]
+        names = {"base": base_name, "tuned": source.name}
+        sides = load_sides(source, note=note)
+        return [ServedModel(names[side], config, Sampler(policy, 1)) for side, policy in sides.items()]
     base = load_base(config, note)
     base.model.freeze()
     policy = Policy(base.model, base.tokenizer, base.model_config, None, shared_weights=base.weights)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -28,18 +28,16 @@ from backend.data.problems import Messages, PromptFormat, messages_of, problem_o
 from backend.data.rows import Rows, row_name
 from backend.engine.device import on_gpu
 from backend.engine.images import PromptImages
-from backend.engine.model_probe import split
-from backend.engine.output_layer import SplitModel
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.loading import fetch
-from backend.models.policy import cast, load_model, load_policy
+from backend.models.policy import Policy, cast, frozen, load_model, load_policy
 from backend.models.tokenizers import run_tokenizer
 from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.saved_weights import END, WeightChoice, find_choice
 from backend.runs.steering import run_config
 from backend.sampling.cached_sequence import CachedSequence, SampledToken
 from backend.sampling.conversations import WAIT_S, Rollout, Tools
-from backend.sampling.grammar import GrammarCache, GrammarState
+from backend.sampling.grammar import GrammarCache
 from backend.sampling.outputs import OPEN, CompletionBuffer, TextStream
 from backend.sampling.sampler import Sampling, keyed_uniforms
 from backend.tools.host import NO_TOOLS, ToolHost
@@ -51,9 +49,6 @@ from backend.utils.files import names_folder
 from backend.utils.machine import machine_bytes
 from backend.utils.text import shown_path
 from backend.vision.tokenizer import with_vision
-
-if TYPE_CHECKING:
-    from backend.vision.tower import VisionTower
 
 SideName = Literal["base", "tuned"]
 SIDES: tuple[SideName, ...] = get_args(SideName)
@@ -98,38 +93,22 @@ def find_source(name: str, checkpoint: str = "", runs_dir: Path | None = None) -
     except UserError as error:
         if names_folder(name):  # the message says what the folder lacks
             raise
-        sentence = (
-            f"There is no run or model {shown_path(name, 60)}: no run of that name or path, no folder, no owner/name "
-            "id on Hugging Face."
-        )
-        raise UserError("model", sentence) from error
+        nothing = "no run of that name or path, no folder, no owner/name id on Hugging Face"
+        raise UserError("model", f"There is no run or model {shown_path(name, 60)}: {nothing}.") from error
     if checkpoint:
         raise UserError("checkpoint", f"{shown_path(name, 100)} is a model and no run, so it has no checkpoints.")
     # Neither rows nor rewards: what is left are the settings of a prompt, at their defaults.
     return ChatSource(Path(name).name, parse({"model": name, "data": "-", "system_prompt": ""}))
 
 
-@dataclass(frozen=True, slots=True)
-class SideModel:
-    name: SideName
-    model: nn.Module
-    split_model: SplitModel
+Sides = dict[SideName, Policy]
+"""The models of a chat: base, tuned or both."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """The models of a chat, base, tuned or both, and their tokenizer."""
-
-    sides: dict[SideName, SideModel]
-    tokenizer: Any
-    eos_ids: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the weights, shared arrays counted once."""
-        arrays: list[mx.array] = [array for side in self.sides.values() for array in _arrays(side.model).values()]
-        distinct = {id(array): array for array in arrays}
-        return sum(array.nbytes for array in distinct.values())
+def weight_bytes(sides: Sides) -> int:
+    """Memory of the weights, shared arrays counted once."""
+    distinct = {id(array): array for policy in sides.values() for array in _arrays(policy.model).values()}
+    return sum(array.nbytes for array in distinct.values())
 
 
 def load_sides(source: ChatSource, wanted: Sequence[SideName] = SIDES, note: Note = lambda sentence: None) -> Sides:
@@ -139,54 +118,44 @@ def load_sides(source: ChatSource, wanted: Sequence[SideName] = SIDES, note: Not
             raise UserError("model", f"{source.name} is a model and no run, so there is nothing tuned beside it.")
         wanted = ("base",)
     dtype, _ = choose_dtype([source.config], machine_bytes(mx.get_active_memory()), gpu=on_gpu())
-    source = replace(source, config=source.config.model_copy(update={"dtype": dtype}))
+    config = source.config.model_copy(update={"dtype": dtype})
     if source.run is None or source.has_two_models:
-        loaded = _whole_models(source, wanted, note)
-    else:
-        loaded = _with_adapters(source, note)
-    return replace(loaded, sides={name: side for name, side in loaded.sides.items() if name in wanted})
-
-
-def _with_adapters(source: ChatSource, note: Note) -> Sides:
+        return _whole_models(source, config, wanted, note)
     assert source.weights is not None
-    policy = load_policy(source.config.model_copy(update=AS_TRAINED), note)
+    tuned = load_policy(config.model_copy(update=AS_TRAINED), note)
     try:
-        policy.assign(_read(source.weights.path))
+        tuned.assign(_read(source.weights.path))
     except ValueError:
         raise _misfit(source) from None
-    mx.eval(policy.model.parameters())
-    assert policy.reference_model is not None and policy.reference is not None
-    base = SideModel("base", policy.reference_model, policy.reference)
-    tuned = SideModel("tuned", policy.model, policy.split_model)
-    return Sides({"base": base, "tuned": tuned}, policy.tokenizer, tuple(policy.eos_ids))
+    mx.eval(tuned.model.parameters())
+    assert tuned.reference_model is not None and tuned.reference is not None
+    base = copy(tuned)
+    base.model, base.split_model = tuned.reference_model, tuned.reference
+    both: Sides = {"base": base, "tuned": tuned}
+    return {name: policy for name, policy in both.items() if name in wanted}
 
 
-def _whole_models(source: ChatSource, wanted: Sequence[SideName], note: Note) -> Sides:
-    base, tokenizer, _ = load_model(source.config.model, "model")
-    tokenizer = run_tokenizer(source.config.tokenizer, tokenizer, base)
-    tokenizer = with_vision(tokenizer, fetch(source.config.model, "model"), source.config.image_max_pixels)
+def _whole_models(source: ChatSource, config: Config, wanted: Sequence[SideName], note: Note) -> Sides:
+    base, tokenizer, _ = load_model(config.model, "model")
+    tokenizer = run_tokenizer(config.tokenizer, tokenizer, base)
+    tokenizer = with_vision(tokenizer, fetch(config.model, "model"), config.image_max_pixels)
     # A plain model comes as it is, and Config's default leaves its type as it is too.
-    cast(base, source.config.dtype)
+    cast(base, config.dtype)
     models: dict[SideName, nn.Module] = {"base": base}
     if "tuned" in wanted:
         size, active = sum(array.nbytes for array in _arrays(base).values()), mx.get_active_memory()
         free = machine_bytes(active) - active
         if "base" in wanted and size > free:
             wanted = ("tuned",)
-            note(
-                "Base and tuned share no weights after full fine-tuning, and there is no memory for both: another "
-                f"{format_bytes(size)} is needed and {format_bytes(max(0, free))} is free. Only the tuned model is "
-                "loaded."
-            )
+            needs = f"another {format_bytes(size)} is needed and {format_bytes(max(0, free))} is free"
+            both = "Base and tuned share no weights after full fine-tuning, and there is no memory for both"
+            note(f"{both}: {needs}. Only the tuned model is loaded.")
         models["tuned"] = _fully_tuned(base, source, keep_base="base" in wanted)
     if "base" not in wanted:
         del models["base"]
     for model in models.values():
-        model.freeze()
-        model.eval()
-        mx.eval(model.parameters())
-    sides: dict[SideName, SideModel] = {name: SideModel(name, model, split(model)) for name, model in models.items()}
-    return Sides(sides, tokenizer, tuple(sorted(int(token) for token in tokenizer.eos_token_ids)))
+        mx.eval(frozen(model).parameters())
+    return {name: Policy(model, tokenizer, {}, None) for name, model in models.items()}
 
 
 def _fully_tuned(base: nn.Module, source: ChatSource, *, keep_base: bool) -> nn.Module:
@@ -213,10 +182,8 @@ def _read(file: Path) -> dict[str, mx.array]:
 
 
 def _misfit(source: ChatSource) -> UserError:
-    return UserError(
-        "model",
-        f"The weights of the run {source.name} do not fit the model {source.config.model}: it has changed since.",
-    )
+    misfit = f"The weights of the run {source.name} do not fit the model {source.config.model}"
+    return UserError("model", f"{misfit}: it has changed since.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,19 +254,12 @@ class Chat:
     def __init__(self, source: ChatSource, sides: Sides, host: ToolHost | None = None) -> None:
         """`host`: the tools that answers may call."""
         self.source, self.sides, self.host = source, sides, host
-        self._grammars = {
-            name: GrammarCache(sides.tokenizer, sides.eos_ids, side.split_model.vocab_size)
-            for name, side in sides.sides.items()
+        self.tokenizer = next(iter(sides.values())).tokenizer
+        self.grammars = {
+            name: GrammarCache(self.tokenizer, side.eos_ids, side.split_model.vocab_size)
+            for name, side in sides.items()
         }
-        self._sequences: dict[SideName, CachedSequence] = {
-            name: CachedSequence(side.model, side.split_model) for name, side in sides.sides.items()
-        }
-
-    @cached_property
-    def _tower(self) -> VisionTower:
-        from backend.vision.tower import VisionTower
-
-        return VisionTower(self.sides.tokenizer, next(iter(self.sides.sides.values())).split_model.dtype)
+        self.sequences = {name: CachedSequence(side.model, side.split_model) for name, side in sides.items()}
 
     def held_out_rows(self) -> tuple[str, Rows]:
         """(name of the split, its rows): the first of test, valid and train that has any. Raises UserError."""
@@ -336,7 +296,7 @@ class Chat:
         messages: Messages = messages_of(first, prompt_format, where)
         for turn, following in zip(turns, [*turns, question][1:], strict=True):
             messages += [*turn.messages(), *messages_of(row_of(following), prompt_format, where)[-1:]]
-        tokens = tokenize_if_fits(messages, self.sides.tokenizer, prompt_format.variables_of(first), where, None)
+        tokens = tokenize_if_fits(messages, self.tokenizer, prompt_format.variables_of(first), where, None)
         assert isinstance(tokens, list)
         return problem_of(index, row_of(question) if turns else first, messages, tokens, prompt_format)
 
@@ -357,20 +317,15 @@ class Chat:
         (uniform_T,) = keyed_uniforms(question.seed, [(turn, 0)], question.max_tokens)
         problems = [self.problem(question, name) for name in names]
         talks: Sequence[Rollout | None] = [None for _ in names]
-        tools = Tools.of(self.source.config, self.host, self.sides.tokenizer) if question.tools else None
+        tools = Tools.of(self.source.config, self.host, self.tokenizer) if question.tools else None
         if tools is not None:
             rollout = tools.begin(problems, 1, check)
             problems, talks = rollout.problems, [rollout.one(place) for place in range(len(names))]
-        pictures = [self._tower.read(problem) if problem.images else None for problem in problems]
+        pictures = next(iter(self.sides.values())).images_of(problems)
         with ExitStack() as stack:
             answers: list[_Answer] = []
             for name, problem, images, talk in zip(names, problems, pictures, talks, strict=True):
-                outputs = CompletionBuffer(
-                    1, question.max_tokens, self.sides.tokenizer, self.sides.eos_ids, self.source.config.stop
-                )
-                outputs.held = held = self._grammars[name].state(question.sampling.grammar)
-                generate = partial(self._generate, name, question.sampling, uniform_T, check, held, images)
-                answer = _Answer(name, problem, generate, outputs, self.sides, began, talk)
+                answer = _Answer(self, name, question, problem, uniform_T, images, talk, check, began)
                 answers.append(stack.enter_context(closing(answer)))
             replies: dict[SideName, Reply] = {}
             while len(replies) < len(answers):
@@ -381,42 +336,37 @@ class Chat:
                     if not answer.is_open:
                         answer.run_calls(check, on_turns)
                     if not answer.is_open:
-                        replies[answer.side] = answer.reply(self._sequences[answer.side].prefilled)
+                        replies[answer.side] = answer.reply()
                         on_reply(replies[answer.side])
         return replies
 
-    def _generate(
-        self,
-        name: SideName,
-        sampling: Sampling,
-        uniform_T: np.ndarray,
-        check: Check,
-        held: GrammarState | None,
-        images: PromptImages | None,
-        prompt: Sequence[int],
-        start: int = 0,
-    ) -> Generator[SampledToken]:
-        return self._sequences[name].generate(prompt, sampling, uniform_T[start:], check, held, images)
-
 
 class _Answer:
-    """`generate(prompt, start)` samples from the answer's token `start` on; `talk`: its conversation with tools."""
+    """One side's answer, token by token. `talk`: its conversation with tools."""
 
     def __init__(
         self,
+        chat: Chat,
         side: SideName,
+        question: ChatQuestion,
         problem: Problem,
-        generate: Callable[..., Generator[SampledToken]],
-        outputs: CompletionBuffer,
-        sides: Sides,
-        began: float,
+        uniform_T: np.ndarray,
+        images: PromptImages | None,
         talk: Rollout | None,
+        check: Check,
+        began: float,
     ) -> None:
         self.side: SideName = side
-        self.problem = problem
-        self._generate, self._steps = generate, generate(problem.tokens)
-        self._outputs, self._began, self._eos_ids, self._talk = outputs, began, sides.eos_ids, talk
-        self._decode = lambda tokens: sides.tokenizer.decode(list(tokens), skip_special_tokens=False)
+        self.problem, self._talk, self._began = problem, talk, began
+        self._sequence, self._eos_ids, config = chat.sequences[side], chat.sides[side].eos_ids, chat.source.config
+        self._outputs = CompletionBuffer(1, question.max_tokens, chat.tokenizer, self._eos_ids, config.stop)
+        self._outputs.held = held = chat.grammars[side].state(question.sampling.grammar)
+
+        def generate(prompt: list[int], start: int) -> Generator[SampledToken]:
+            return self._sequence.generate(prompt, question.sampling, uniform_T[start:], check, held, images)
+
+        self._generate, self._steps = generate, generate(problem.tokens, 0)
+        self._decode = lambda tokens: chat.tokenizer.decode(list(tokens), skip_special_tokens=False)
         self._text = TextStream(self._decode)
         self._first_token_s = self._seconds = 0.0
 
@@ -452,6 +402,7 @@ class _Answer:
                 self._text = TextStream(self._decode)
         on_turns(self.side, talk.turns(0))
 
-    def reply(self, prefilled: int) -> Reply:
+    def reply(self) -> Reply:
         completion = self._talk.completion(0, self._outputs) if self._talk else self._outputs.completion(0)
+        prefilled = self._sequence.prefilled
         return Reply(self.side, self.problem, completion, prefilled, self._first_token_s, self._seconds)

@@ -26,7 +26,7 @@ atexit.register(_tools.close)
 def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"name": run or model, "checkpoint": key} → {"sides": [base, tuned], "bytes", "notes": [sentence],
     "has_tools"}."""
-    from backend.sampling.chat import Chat, find_source, load_sides
+    from backend.sampling.chat import Chat, find_source, load_sides, weight_bytes
     from backend.tools.load import begin_tools
 
     _loaded.clear()  # frees the memory of the old model first
@@ -38,7 +38,7 @@ def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
     host, why_not = begin_tools(source.config, _tools)
     notes += filter(None, [why_not])
     _loaded.append(Chat(source, sides, host))
-    return {"sides": list(sides.sides), "bytes": sides.bytes, "notes": notes, "has_tools": host is not None}
+    return {"sides": list(sides), "bytes": weight_bytes(sides), "notes": notes, "has_tools": host is not None}
 
 
 def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
     chat = _chat()
     source, rows = chat.held_out_rows()
     row = int(request["row"]) % len(rows)
-    problem = chat.problem(ChatQuestion("", row=row), next(iter(chat.sides.sides)))
+    problem = chat.problem(ChatQuestion("", row=row), next(iter(chat.sides)))
     about = {"row": row, "of": len(rows), "source": source}
     return about | {"prompt": problem.prompt, "images": problem.images, "answer": problem.answer}
 

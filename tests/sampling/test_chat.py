@@ -22,7 +22,6 @@ from backend.engine.model_probe import split
 from backend.models.policy import load_model, load_policy
 from backend.sampling import cached_sequence
 from backend.sampling import chat as chat_module
-from backend.sampling import chat as sides_module
 from backend.sampling.cached_sequence import CachedSequence
 from backend.sampling.chat import Chat, ChatQuestion, Turn, find_source, load_sides
 from backend.sampling.conversations import Tools
@@ -59,7 +58,7 @@ def chats(models: Path) -> Callable[..., Chat]:
 
 def ask(chat: Chat, prompt: str = "What is 3 plus 3?", **more: Any) -> dict[str, Completion]:
     question = ChatQuestion(prompt, **({"sampling": GREEDY, "max_tokens": 12} | more))
-    return {side: reply.completion for side, reply in chat.reply(question, tuple(chat.sides.sides)).items()}
+    return {side: reply.completion for side, reply in chat.reply(question, tuple(chat.sides)).items()}
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +134,11 @@ def test_an_answer_is_penalised_and_held_as_the_run_s_completions_are(chats: Cal
 
 def test_without_memory_only_the_tuned_model_is_loaded(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source = find_source(str(make_run(tmp_path / "run", models, train_type="full").path))
-    monkeypatch.setattr(sides_module, "machine_bytes", lambda held: held + 1000)
+    monkeypatch.setattr(chat_module, "machine_bytes", lambda held: held + 1000)
     notes: list[str] = []
     loaded = load_sides(source, note=notes.append)
-    assert list(loaded.sides) == ["tuned"] and len(notes) == 1 and "no memory for both" in notes[0]
-    assert list(load_sides(source, ["base"]).sides) == ["base"]
+    assert list(loaded) == ["tuned"] and len(notes) == 1 and "no memory for both" in notes[0]
+    assert list(load_sides(source, ["base"])) == ["base"]
 
 
 @pytest.mark.parametrize("train_type", ["lora", "full"])
@@ -152,7 +151,7 @@ def test_a_second_turn_reads_only_what_is_new(chats: Callable[..., Chat], train_
     for reply in replies.values():
         assert 0 < reply.prefilled < len(reply.problem.tokens) - 10
         assert [message["role"] for message in reply.problem.messages] == ["system", "user", "assistant", "user"]
-    for sequence in chat._sequences.values():
+    for sequence in chat.sequences.values():
         sequence.clear()
     fresh = chat.reply(question, BOTH)
     for side in BOTH:
@@ -186,7 +185,7 @@ def test_a_plain_model_has_a_base_alone(models: Path):
     settings_for(models)
     source = find_source(str(models / "model"))
     chat = Chat(source, load_sides(source))
-    assert list(chat.sides.sides) == ["base"] and ask(chat)["base"].text
+    assert list(chat.sides) == ["base"] and ask(chat)["base"].text
     with pytest.raises(UserError, match="nothing tuned beside it"):
         load_sides(source, ["tuned"])
     with pytest.raises(UserError, match="no prompts of a dataset"):
@@ -199,7 +198,7 @@ def test_checkpoints_can_be_picked(models: Path, tmp_path: Path):
     sources = {checkpoint: find_source("run", checkpoint, tmp_path) for checkpoint in picked}
     assert {key: source.weights.step for key, source in sources.items() if source.weights} == picked
     for checkpoint in ("best", "8"):
-        tuned = load_sides(sources[checkpoint]).sides["tuned"].model
+        tuned = load_sides(sources[checkpoint])["tuned"].model
         expected = shaken_policy(load(run.config), seed=picked[checkpoint] // 8).trainable()
         name, array = next(iter(expected.items()))
         assert mx.array_equal(dict(tree_flatten(tuned.parameters()))[name], array)
@@ -280,7 +279,9 @@ def test_a_long_prompt_can_be_stopped_between_its_pieces(models: Path, monkeypat
 def test_answers_call_tools_as_rollouts_do(chats: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch):
     """Calls at many ends of turns: the same tokens, masks and turns, of both sides; without tools there are none."""
     plain = chats(train_type="full")
-    chat = Chat(plain.source, replace(plain.sides, eos_ids=tuple(MANY_ENDS)), Host())
+    for policy in plain.sides.values():
+        monkeypatch.setattr(policy, "eos_ids", MANY_ENDS)
+    chat = Chat(plain.source, plain.sides, Host())
     tools = Tools(Host(), Format(), 3, lambda problem: [{}], lambda problem, text: problem)  # pyright: ignore
     monkeypatch.setattr(chat_module.Tools, "of", lambda config, host, tokenizer: replace(tools, host=host))
     seen: list[tuple[str, int]] = []

@@ -228,7 +228,7 @@ def test_reward_functions_score_the_evaluation(inputs: Path, sft_run: RunFolder)
     )
     assert sft_run.completions.read_text() == ""
     sides = load_sides(find_source("run", runs_dir=sft_run.path.parent))
-    assert sorted(sides.sides) == ["base", "tuned"]
+    assert sorted(sides) == ["base", "tuned"]
 
 
 @pytest.fixture
