@@ -121,7 +121,7 @@ def _ranked(plan: SweepPlan, data: Sequence[Splits]) -> SweepPlan:
 
 def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: bool) -> None:
     from backend.engine import cpu_setup
-    from backend.runs.run_sweep import run_sweep
+    from backend.runs.run_sweep import Sweep
     from backend.trainer.trainer import RESTART
 
     with handlers_restored() as afterwards:
@@ -130,7 +130,8 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
             tell(folder.path, file=out, flush=True)
             tell(cpu_setup.load_openblas(), file=sys.stderr, flush=True)
             command = shlex.join(sys.argv)
-            ending = run_sweep(plan, folder, inputs, command=command, echo=_lines(out), may_restart=True)
+            training = Sweep(plan, folder, inputs, command=command, echo=_lines(out), may_restart=True)
+            ending = training.run()
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
         if ending.kind == RESTART:
             restart("sweep", str(folder.path), "--resume", *(["--json"] if as_json else []))

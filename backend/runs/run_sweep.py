@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,6 @@ from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock, inherite
 from backend.runs.steering import stage_configs
 from backend.runs.sweep import Member, Rung, SweepPlan
 from backend.runs.sweep_results import (
-    MemberResult,
     RungResult,
     SweepFolder,
     SweepResults,
@@ -86,59 +85,44 @@ class SweepCommands:
         return word if word in ("pause", "resume") else ""
 
 
-def run_sweep(
-    plan: SweepPlan,
-    folder: SweepFolder,
-    inputs: SweepInputs,
-    *,
-    command: str,
-    echo: Callable[[SweepResults], None] = lambda results: None,
-    may_restart: bool = False,
-) -> Ending:
-    """Train a sweep from where it was, in folders that exist. `echo` is called after every turn.
-
-    Errors of single runs end those runs; errors of the sweep are returned in the Ending. With `may_restart` that may be
-    a RESTART. Raises UserError when another process trains the sweep.
-    """
-    inherited = inherited_lock(folder)
-    lock = hold_lock(folder) if inherited is None else inherited
-    try:
-        sweep = Sweep(plan, folder, inputs, command, echo, may_restart)
-        ending = sweep.run()
-        if ending.kind == RESTART:
-            hand_on_lock(os.dup(lock))
-        return ending
-    finally:
-        os.close(lock)
-
-
 class Stop(Exception):
     """Ends the sweep, not its runs: it was asked to stop, or the GPU refuses all further work."""
 
 
 class Sweep:
+    """Trains a sweep from where it was, in folders that exist. `echo` is called after every turn."""
+
     def __init__(
         self,
         plan: SweepPlan,
         folder: SweepFolder,
         inputs: SweepInputs,
+        *,
         command: str,
-        echo: Callable[[SweepResults], None],
-        may_restart: bool,
+        echo: Callable[[SweepResults], None] = lambda results: None,
+        may_restart: bool = False,
     ) -> None:
-        self.plan, self.folder, self._echo = plan, folder, echo
-        self.results = read_results(folder) or fresh_results(plan)
-        self.results.began, self.results.rank_by = self.results.began or time.time(), plan.rank_by
-        self.commands = SweepCommands(folder)
-        self.members: dict[str, MemberRun] = {}
-        for member in plan.members():
-            run = folder.run(member.run)
-            config = load(run.config)
-            result, read_inputs = self.results.run(member.run), partial(inputs.of, member, config)
-            retries = config.retry_on_gpu_error if may_restart else 0
-            self.members[member.run] = MemberRun(config, run, result, read_inputs, command, retries, self.commands)
+        self.plan, self.folder, self.inputs, self.command, self._echo = plan, folder, inputs, command, echo
+        self.may_restart = may_restart
 
     def run(self) -> Ending:
+        """Errors of single runs end those runs; errors of the sweep are returned in the Ending. With `may_restart` that
+        may be a RESTART. Raises UserError when another process trains the sweep."""
+        inherited = inherited_lock(self.folder)
+        lock = hold_lock(self.folder) if inherited is None else inherited
+        try:
+            self.results = read_results(self.folder) or fresh_results(self.plan)
+            self.results.began, self.results.rank_by = self.results.began or time.time(), self.plan.rank_by
+            self.commands = SweepCommands(self.folder)
+            self.members = {member.run: MemberRun(self, member) for member in self.plan.members()}
+            ending = self._run()
+            if ending.kind == RESTART:
+                hand_on_lock(os.dup(lock))
+            return ending
+        finally:
+            os.close(lock)
+
+    def _run(self) -> Ending:
         self.commands.listen()
         self.results.state, self.results.sentence = "running", ""
         groups = self.plan.groups()
@@ -275,23 +259,18 @@ class Sweep:
 TURN_OVER = "turn over"  # the kind of an ending after which the run continues at its next turn
 
 
-@dataclass(eq=False)
 class MemberRun:
-    """One run of a sweep. `result` is its line of the sweep's results, `ending` its end in this process. `gpu_retries`:
-    how often a GPU error may be answered by a RESTART. `commands` have the signals of its process."""
+    """One run of a sweep. `result` is its line of the sweep's results, `ending` its end in this process."""
 
-    config: Config
-    folder: RunFolder
-    result: MemberResult
-    read_inputs: Callable[[], RunInputs]
-    command: str
-    gpu_retries: int
-    commands: SweepCommands
-    ending: Ending | None = None
-    trainer: Trainer | None = None
-    _lock: int | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, sweep: Sweep, member: Member) -> None:
+        self.folder, self.result = sweep.folder.run(member.run), sweep.results.run(member.run)
+        self.config = load(self.folder.config)
+        self.command, self.commands = sweep.command, sweep.commands
+        self._read_inputs = partial(sweep.inputs.of, member, self.config)
+        self._gpu_retries = self.config.retry_on_gpu_error if sweep.may_restart else 0  # each answered by a RESTART
+        self.ending: Ending | None = None
+        self.trainer: Trainer | None = None
+        self._lock: int | None = None
         self._completions_before = self.result.completions
 
     @property
@@ -313,7 +292,7 @@ class MemberRun:
         self.result.state = "training"
 
         def load(trainer: Trainer) -> Ending | None:
-            trainer.load(saved, self.command, self.read_inputs())
+            trainer.load(saved, self.command, self._read_inputs())
             return _train(trainer, trainer.state.step)  # an evaluation that is due before the next step
 
         self._guarded(load)
@@ -336,7 +315,7 @@ class MemberRun:
         def load(trainer: Trainer) -> None:
             # Its notes are in the event log since the first time.
             size, stages = trainer.gpu_errors.step_size, stage_configs(trainer.steering.config)
-            parts = load_context(trainer.config, lambda sentence: None, self.read_inputs(), size, shared, stages)
+            parts = load_context(trainer.config, lambda sentence: None, self._read_inputs(), size, shared, stages)
             saved = checkpoint.newest(self.folder)
             if saved is None:
                 raise UserError("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")
@@ -377,7 +356,7 @@ class MemberRun:
     def _end(self, ending: Ending) -> None:
         """Write the run's ending and close it. After a GPU error it may be left open for the next process (RESTART)."""
         assert self.trainer is not None
-        self.ending = end_run(self.trainer, ending, self.gpu_retries)
+        self.ending = end_run(self.trainer, ending, self._gpu_retries)
         self._release()
         if self.ending.kind in ("finished", "stopped", "failed"):
             self.result.state, self.result.sentence = self.ending.kind, self.ending.sentence

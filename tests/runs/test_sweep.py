@@ -23,7 +23,7 @@ from backend.runs import run_sweep as sweep_module
 from backend.runs.archive import WorkClock
 from backend.runs.events import read_events
 from backend.runs.run_folder import LOCK_VARIABLE, RunFolder
-from backend.runs.run_sweep import SweepInputs, run_sweep
+from backend.runs.run_sweep import Sweep, SweepInputs
 from backend.runs.sweep import SweepPlan, parse_sweep
 from backend.runs.sweep_results import SweepFolder, SweepResults, make_runs, make_sweep, read_results, write_results
 from backend.trainer.control import STOP_SIGNALS
@@ -61,7 +61,7 @@ def sweep_of(folder: Path, over: dict[str, Any], *, runs: str = "swept", **more:
 
 
 def train(plan: SweepPlan, folder: SweepFolder, **more: Any) -> tuple[Ending, SweepResults]:
-    ending = run_sweep(plan, folder, SweepInputs(), command="a test", **more)
+    ending = Sweep(plan, folder, SweepInputs(), command="a test", **more).run()
     results = read_results(folder)
     assert results is not None
     return ending, results
