@@ -159,7 +159,7 @@ def import_settings(
         if our_defaults:
             sentence = f"{quote(source)} is a folder with an adapter, which has no settings to leave out."
             raise UserError("our_defaults", sentence)
-        from backend.export.original_files import fetch_original
+        from backend.export.originals import fetch_original
         from backend.models.peft_import import import_adapter
 
         def report(sentence: str, done: float | None = None) -> None:

@@ -31,8 +31,7 @@ from backend.export.exports import (
     staging_folder,
     target_for,
 )
-from backend.export.original_files import OriginalFiles, fetch_original, trained_on_original
-from backend.export.original_rows import write_merged
+from backend.export.originals import OriginalFiles, fetch_original, trained_on_original, write_merged
 from backend.export.peft_export import write_peft_adapter
 from backend.export.trained_weights import AdapterFiles, TrainedWeights, open_model
 from backend.export.verify import (

@@ -23,8 +23,7 @@ import numpy as np
 
 from backend.config.config import Config
 from backend.export.exports import MODELFILE
-from backend.export.original_files import OriginalFiles
-from backend.export.original_rows import merged_arrays
+from backend.export.originals import OriginalFiles, merged_arrays
 from backend.export.trained_weights import TrainedWeights
 from backend.models.tokenizers import load_tokenizer
 from backend.utils.errors import UserError

@@ -22,7 +22,7 @@ from backend.config.loss_menu import loss_menus
 from backend.config.stages import first_step, scoring_of, stage_at
 from backend.config.updates import OWN
 from backend.export.exports import ExportFormat
-from backend.export.original_files import card_of
+from backend.export.originals import card_of
 from backend.export.privacy import public_name, public_settings, public_text
 from backend.rewards.catalogue import canonical_entry, metric_name
 from backend.runs.archive import WorkClock, first_and_last_means

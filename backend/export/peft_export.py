@@ -10,8 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.export.original_files import OriginalFiles
-from backend.export.original_rows import LowRank, RowRun, Trace, TrainedRows, by_original, merged, trace, trained_rows
+from backend.export.originals import LowRank, OriginalFiles, RowRun, Trace, by_original, merged, trace, trained_rows
 from backend.export.trained_weights import TrainedWeights
 from backend.export.writer import write_safetensors
 from backend.models.peft_import import ARRAYS, CONFIG, PREFIX, is_tied, tidy
@@ -26,7 +25,7 @@ def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Pat
     """Write the adapters and a README into a new folder. Raises UserError for a layer that peft does not support."""
     assert trained.adapters is not None
     learned, traced = trained_rows(trained), trace(original)
-    _check_names(original, learned, traced)
+    _check_names(original, learned.adapters, traced)
     weights, shapes = original.arrays(), original.shapes
     layers = {
         name.removesuffix(".weight"): _layer(runs, learned.adapters, shapes[name], weights[name])
@@ -64,8 +63,8 @@ def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Pat
     )
 
 
-def _check_names(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> None:
-    for array, adapter in sorted(learned.adapters.items()):
+def _check_names(original: OriginalFiles, adapters: Mapping[str, LowRank], traced: Trace) -> None:
+    for array, adapter in sorted(adapters.items()):
         layer = array.removesuffix(".weight")
         if array not in traced:
             unknown = f"Which of the original weights {layer} comes from could not be found out"

@@ -23,7 +23,7 @@ from backend.export.export_run import Export, export_run
 from backend.export.exports import Progress, format_named, silent
 from backend.export.hub_upload import ByteProgress, HubToken, Uploaded, files_of, upload
 from backend.export.model_card import CURVES, CURVES_FILE, SETTINGS_FILE, Curve, model_card, read_facts
-from backend.export.original_files import find_original
+from backend.export.originals import find_original
 from backend.export.privacy import clean_json_files, refuse_leaks
 from backend.models.hub_client import hub_errors
 from backend.runs.run_folder import RunFolder

@@ -22,7 +22,7 @@ from backend.data.files import kind_of_path
 from backend.data.images import IMAGES
 from backend.data.rows import Found, OtherDataset, Reading, evaluation_set, names_by_split, own_splits, splits_elsewhere
 from backend.export.exports import folder_bytes, safe_name
-from backend.export.original_files import converted_from
+from backend.export.originals import converted_from
 from backend.judges.model_reward import model_entries
 from backend.rewards import functions as functions  # registers them
 from backend.rewards.allowed_code import code_files, read_code

@@ -1,4 +1,5 @@
-"""Write a model, adapters merged in float32 and rounded once, cast or quantised, one lazy array at a time."""
+"""Write a model, adapters merged in float32 and rounded once, cast or quantised, one lazy array at a time; or a policy:
+its arrays, its adapter config, and the whole model."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,15 +19,22 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
 from mlx_lm import utils as mlx_lm_utils
 
+from backend.config.setting import ModelSettings
+from backend.engine.shared_weights import copy_sharing_arrays
 from backend.export.exports import ExportFormat
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.export.verify import in_float32
-from backend.models import policy
+from backend.models import policy as policies
+from backend.models.adapters import adapted_layer_count, lora_parameters, whole_modules
 from backend.models.architectures import is_text_part
 from backend.models.loading import loading
 from backend.models.model_folder import header_of, object_or_empty
+from backend.models.policy import Policy
+from backend.models.tokenizers import tokenizer_folder
 from backend.trainer.memory.model_shape import shape_of
+from backend.utils.disk import require_room, whole_folder
 from backend.utils.errors import UserError
+from backend.utils.files import names_folder
 from backend.utils.hub_cache import own_file
 from backend.vision.tokenizer import INSTALL
 
@@ -63,12 +71,12 @@ def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -
             raise UserError("model", f"{cannot}, so it cannot be fused.")
         config = without_quantization(config)
     if format_.dtype:
-        policy.cast(model, format_.dtype)
+        policies.cast(model, format_.dtype)
         config = {**config, "torch_dtype": format_.dtype} | ({"dtype": format_.dtype} if "dtype" in config else {})
     if format_.quantization:
         weights = {name: module["weight"] for name, module in model.named_modules() if "weight" in module}
         floats = {name: weight for name, weight in weights.items() if weight.size > BLOCK}
-        model, config = policy.quantize(model, config, **format_.quantization)
+        model, config = policies.quantize(model, config, **format_.quantization)
         _quantise_in_blocks(model, floats)
     return model, config
 
@@ -231,6 +239,69 @@ def write_adapter(trained: TrainedWeights, to: Path) -> AdapterFiles:
     text = f"{adapters}, trained with GRPO Studio.\n\n```\n{command}\n```\n"
     (to / "README.md").write_text(text, encoding="utf-8")
     return files
+
+
+# A policy: its adapter config, arrays of a checkpoint, and the whole model
+
+Arrays = dict[str, mx.array]
+HostArrays = dict[str, np.ndarray]  # host views of evaluated arrays
+
+
+def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
+    """adapter_config.json for mlx-lm's `load_adapters`."""
+    about: dict[str, Any] = {
+        "fine_tune_type": config.train_type,
+        "model": config.model,
+        "num_layers": adapted_layer_count(policy.model, config.num_layers),
+        "lora_parameters": lora_parameters(config, policy.adapted_keys),
+    }
+    if config.use_rslora:  # for peft's file; mlx-lm reads the scale
+        about["use_rslora"] = True
+    if whole := whole_modules(policy.model, config.modules_to_save):
+        about["modules_to_save"] = list(whole)
+    return about
+
+
+def on_host(arrays: Arrays) -> HostArrays:
+    """Zero-copy numpy views of evaluated arrays."""
+    return {name: np.array(x, copy=False) for name, x in arrays.items()}
+
+
+def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
+    """Write a safetensors file. Raises OSError."""
+    if any(isinstance(x, np.ndarray) for x in arrays.values()):
+        write_safetensors(path, dict(arrays))
+        return
+    # Through a file of Python's, whose errors keep their errno. Without metadata mlx writes `"__metadata__": null`,
+    # which not every reader of safetensors accepts.
+    with path.open("wb") as file:
+        mx.save_safetensors(file, cast("Arrays", arrays), metadata={"format": "mlx"})
+
+
+def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
+    """Replace `folder` by the whole model in its loaded precision. Raises DiskError and keeps the older one."""
+    # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
+    path = Path(config.model).expanduser() if names_folder(config.model) else mlx_lm_utils.hf_repo_to_path(config.model)
+    vision, _ = open_vision_part(path, policy.model_config)
+    beside = sum(array.nbytes for array in vision.arrays.values()) if vision else 0
+    require_room(folder, model_bytes(policy) + beside, "The model")
+    path = tokenizer_folder(config.tokenizer) if config.tokenizer else path
+    with whole_folder(folder) as draft:
+        write_model(_in_original_precision(policy), dict(policy.model_config), path, draft, vision=vision)
+
+
+def model_bytes(policy: Policy) -> int:
+    model = _in_original_precision(policy)  # lazy: nothing is computed
+    arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    return sum(array.nbytes for array in arrays.values())
+
+
+def _in_original_precision(policy: Policy) -> nn.Module:
+    dtypes = policy.original_dtypes
+    model = copy_sharing_arrays(policy.model)
+    model.update(policy.parameters())  # the masters, where the model computes with copies
+    model.update(tree_map_with_path(lambda name, x: x.astype(dtypes.get(name, x.dtype)), model.parameters()))
+    return model
 
 
 # The part of a vision model that reads images, opened by mlx-vlm, which an export writes beside the text model

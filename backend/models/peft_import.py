@@ -22,14 +22,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from backend.config.other_programs.peft import kind_sentence
 from backend.export.exports import Progress, silent
-from backend.export.original_files import Fetch, OriginalFiles, find_original
-from backend.export.original_rows import LowRank, RowRun, Trace, by_original, trace
+from backend.export.originals import Fetch, LowRank, OriginalFiles, RowRun, Trace, by_original, find_original, trace
 from backend.export.trained_weights import AdapterFiles, TrainedWeights, open_model
 from backend.export.verify import SAMPLES, TOLERANCE, Verification, compare, make_reference
+from backend.export.writer import save_arrays
 from backend.models.adapters import adaptable_layers, array_names, whole_modules
 from backend.models.architectures import is_named
 from backend.models.model_folder import LARGEST_RANK, PATH, header_of, read_object
-from backend.models.saving import save_arrays
 from backend.models.tokenizers import load_tokenizer
 from backend.utils.disk import whole_folder
 from backend.utils.errors import UserError

@@ -33,8 +33,8 @@ import xxhash
 from backend.config.checks import default_score
 from backend.config.config import Config
 from backend.config.setting import STAGE_DATA
+from backend.export.writer import Arrays, HostArrays, adapter_config, on_host, save_arrays
 from backend.models.policy import Policy
-from backend.models.saving import Arrays, HostArrays, adapter_config, on_host, save_arrays
 from backend.runs.events import (
     RUN_FORMAT,
     EventLog,

@@ -15,7 +15,7 @@ from typing import Any
 from backend.config.config import Config
 from backend.distributed.ranks import LostRankError, WorkerError
 from backend.engine.cpu import left_nothing
-from backend.models.saving import save_model
+from backend.export.writer import save_model
 from backend.runs import checkpoint
 from backend.runs.checkpoint import newest_whole, set_aside
 from backend.runs.events import EventLog, check_format, truncate_file

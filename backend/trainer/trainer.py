@@ -17,9 +17,9 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 from backend.config.config import Config, origin_of
 from backend.config.notes import config_notes
 from backend.export.export_run import export_finished, exports
+from backend.export.writer import adapter_config, model_bytes, save_model
 from backend.judges.model_reward import UnreachableJudgeError
 from backend.models.policy import load_start
-from backend.models.saving import adapter_config, model_bytes, save_model
 from backend.runs.checkpoint import (
     CheckpointScore,
     CheckpointWriter,

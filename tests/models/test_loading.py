@@ -20,12 +20,12 @@ from mlx_vlm.utils import load_model as load_whole
 
 from backend.config.config import Config, parse
 from backend.export.export_run import Export, export_run
+from backend.export.writer import adapter_config
 from backend.models import inventory
 from backend.models.architectures import architecture_refusal
 from backend.models.loading import check_opens, load_model
 from backend.models.model_folder import check_adapter
 from backend.models.policy import load_policy
-from backend.models.saving import adapter_config
 from backend.runs.run_folder import RunFolder
 from backend.trainer.memory.model_shape import shape_of
 from backend.training.algorithms import build_learner

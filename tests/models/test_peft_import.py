@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app
 from backend.export.export_run import Export, export_run
-from backend.export.original_rows import LowRank, RowRun
+from backend.export.originals import LowRank, RowRun
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.models.peft_import import Origin, PeftAdapter, carried_adapter, import_adapter, read_settings
 from backend.runs.run_folder import RunFolder

@@ -17,11 +17,11 @@ from mlx_lm import utils as mlx_lm_utils
 
 from backend.config.config import Config, parse
 from backend.engine.model_probe import split
+from backend.export.writer import adapter_config, save_model
 from backend.models import policy as policy_module
 from backend.models.architectures import UNTRAINABLE
 from backend.models.loading import check_opens
 from backend.models.policy import Policy, load_policy
-from backend.models.saving import adapter_config, save_model
 from backend.models.sharded_policy import check_divides, sharding_refusal
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder

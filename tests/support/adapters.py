@@ -8,8 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from backend.config.config import Config
+from backend.export.writer import adapter_config
 from backend.models.policy import Policy
-from backend.models.saving import adapter_config
 
 
 def save_adapters(policy: Policy, config: Config, folder: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 
 from backend.config import config as spec_config
+from backend.export.writer import save_model
 from backend.models.policy import load_policy
-from backend.models.saving import save_model
 from backend.runs.run_folder import RunFolder
 from tests.support.adapters import save_adapters
 

@@ -24,7 +24,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.cli.training import new_run
-from backend.models import saving
+from backend.export import writer
 from backend.runs import checkpoint, guards
 from backend.runs import events as events_module
 from backend.runs.events import read_events
@@ -358,7 +358,7 @@ def test_an_unwritable_model_leaves_the_old(inputs: Path, tmp_path: Path, monkey
         raise FULL()
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "write_model", full)
+        patch.setattr(writer, "write_model", full)
         ending = small_run.train_here(raw, run)
     place = quote(run.model, LONGEST_PLACE)
     assert (ending.exit_code, ending.sentence) == (2, f"disk: {place} cannot be written: the disk is full.")
