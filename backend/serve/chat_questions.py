@@ -14,7 +14,7 @@ from backend.serve.questions import QuestionCall
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from backend.sampling.chat import AnswerTurn, Chat, Reply
+    from backend.sampling.chat import AnswerTurn, Chat, Reply, SideName
 
 REPORT_EVERY_S = 0.03  # interval of reports about an answer's text: as often as a screen shows it
 
@@ -23,16 +23,15 @@ _tools = ExitStack()  # ends the process of its tools
 atexit.register(_tools.close)
 
 
-def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"name": run or model, "checkpoint": key} → {"sides": [base, tuned], "bytes", "notes": [sentence],
-    "has_tools"}."""
+def chat_load(call: QuestionCall, name: str, checkpoint: str | None = None) -> dict[str, Any]:
+    """{"sides": [base, tuned], "bytes", "notes": [sentence], "has_tools"} of a run or model."""
     from backend.sampling.chat import Chat, find_source, load_sides, weight_bytes
     from backend.tools.load import begin_tools
 
     _loaded.clear()  # frees the memory of the old model first
     _tools.close()
     notes: list[str] = []
-    source = find_source(request["name"], request.get("checkpoint") or "")
+    source = find_source(name, checkpoint or "")
     call.check()
     sides = load_sides(source, note=notes.append)
     host, why_not = begin_tools(source.config, _tools)
@@ -41,23 +40,31 @@ def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
     return {"sides": list(sides), "bytes": weight_bytes(sides), "notes": notes, "has_tools": host is not None}
 
 
-def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"row": from 0} → {"row", "of": rows of the split, "source", "prompt", "images": [path], "answer"}; wraps around
-    at the ends."""
+def chat_row(call: QuestionCall, row: int) -> dict[str, Any]:
+    """{"row", "of": rows of the split, "source", "prompt", "images": [path], "answer"} of a row, counted from 0, which
+    wraps around at the ends."""
     from backend.sampling.chat import ChatQuestion
 
     chat = _chat()
     source, rows = chat.held_out_rows()
-    row = int(request["row"]) % len(rows)
+    row %= len(rows)
     problem = chat.problem(ChatQuestion("", row=row), next(iter(chat.sides)))
     about = {"row": row, "of": len(rows), "source": source}
     return about | {"prompt": problem.prompt, "images": problem.images, "answer": problem.answer}
 
 
-def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"sides", "prompt", "images"?: [path], "turns": {side: [[prompt, answer, turns?, images?], …]}, "row"?,
-    "answer"?, "system"?, "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "free_output"?, "tools"?}
-    → {}, when all have answered.
+def chat_reply(
+    call: QuestionCall,
+    prompt: str,
+    sides: Sequence[SideName],
+    turns: Mapping[SideName, Sequence[Sequence[Any]]],
+    max_tokens: int,
+    seed: int,
+    free_output: bool = False,
+    **asked: Any,
+) -> dict[str, Any]:
+    """{}, when all sides have answered. `turns`: {side: [[prompt, answer, turns?, images?], …]}; `asked`: the filters,
+    and other fields of ChatQuestion.
 
     Penalties and the grammar are the run's; `free_output` leaves the grammar out, `tools` false the tools.
     Reports {"new_text": {side: text}}, {"turns_of": side, "turns"} before and after a turn's calls have run, and as an
@@ -91,22 +98,17 @@ def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]
         send()
         call.report({"side": reply.side, **reply.figures(), "group": line_of(reply.group)})
 
-    turns: dict[Any, list[Turn]] = {side: [Turn(*turn) for turn in turns] for side, turns in request["turns"].items()}
-    asked = {key: request[key] for key in ("temperature", "top_p", "top_k", "min_p")}
     of_run = Sampling.of(_chat().source.config)
+    filters = {key: asked.pop(key) for key in ("temperature", "top_p", "top_k", "min_p")}
     question = ChatQuestion(
-        request["prompt"],
-        turns,
-        request.get("row"),
-        request.get("answer") or "",
-        request.get("system"),
-        replace(of_run, **asked, grammar=None if request.get("free_output") else of_run.grammar),
-        int(request["max_tokens"]),
-        int(request["seed"]),
-        request.get("tools", True),
-        request.get("images") or [],
+        prompt,
+        {side: [Turn(*turn) for turn in of_side] for side, of_side in turns.items()},
+        sampling=replace(of_run, **filters, grammar=None if free_output else of_run.grammar),
+        max_tokens=max_tokens,
+        seed=seed,
+        **asked,
     )
-    _chat().reply(question, request["sides"], add, call.check, on_reply, on_turns)
+    _chat().reply(question, sides, add, call.check, on_reply, on_turns)
     return {}
 
 

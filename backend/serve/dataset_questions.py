@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -43,6 +44,7 @@ from backend.types import content_text
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
+Settings = dict[str, Any]  # those that the answer depends on
 _lock = threading.Lock()
 _open: tuple[Any, Any] | None = None  # what the process of map functions was started for, and its scorer
 _shown: tuple[Any, tuple[ToolSchemas, str]] | None = None  # what tools were read for, and `shown_tools`
@@ -92,10 +94,10 @@ COUNT_CHUNK, REPORT_EVERY_S = 32, 0.25
 _PROMPT_TEXT = keys_used_by("prompt_text")
 
 
-def preview(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `fetch` → `overview`, or {absent: true} for a Hub dataset that is not on this machine."""
-    config = settings_of(request["settings"])
-    if not request.get("fetch") and not is_here(config.data):
+def preview(call: QuestionCall, settings: Settings, fetch: bool = False) -> dict[str, Any]:
+    """`overview`, or without `fetch` {absent: true} for a Hub dataset that is not on this machine."""
+    config = settings_of(settings)
+    if not fetch and not is_here(config.data):
         return {"absent": True}
     map_rows, faults = map_rows_of(config)
     known = overview(config, map_rows)
@@ -103,28 +105,29 @@ def preview(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     return {"absent": False, **known, "faults": [*(fault.to_dict() for fault in faults), *known["faults"]]}
 
 
-def preview_choices(request: dict[str, Any], call: QuestionCall) -> dict[str, list[str]]:
-    """`settings` of a dataset of Hugging Face → {configs, splits} that it has."""
-    config = settings_of(request["settings"])
+def preview_choices(call: QuestionCall, settings: Settings) -> dict[str, list[str]]:
+    """{configs, splits} that a dataset of Hugging Face has."""
+    config = settings_of(settings)
     return hub_choices(config.data, config.dataset_config)
 
 
-def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `start`, `count` → {rows: [{column: text}], tokens: [a row's, None where not known],
-    images: [a row's paths]}. `numbers`: rows to show instead of these.
-    """
-    config = settings_of(request["settings"])
+def preview_rows(
+    call: QuestionCall, settings: Settings, split: str, start: int, count: int, numbers: Sequence[int] = ()
+) -> dict[str, Any]:
+    """{rows: [{column: text}], tokens: [a row's, None where not known], images: [a row's paths]}. `numbers`: rows to
+    show instead of `count` from `start` on."""
+    config = settings_of(settings)
     opened = open_dataset(config, map_rows_of(config)[0])
-    start, rows = int(request["start"]), opened.rows(request["split"])
-    indices = request.get("numbers") or range(start, min(start + int(request["count"]), len(rows)))
+    rows = opened.rows(split)
+    indices = numbers or range(start, min(start + count, len(rows)))
     cells = [{name: cell_text(value, CELL) for name, value in rows[index].items()} for index in indices]
     lengths: list[int | None] = [None] * len(indices)
     if is_warm(config):
         tokenizer = tokenizer_for(config)
-        tally = _tally(opened, request["split"], config, tokenizer)
+        tally = _tally(opened, split, config, tokenizer)
         tally.measure(indices, tokenizer)
         lengths = [length if length >= 0 else None for length in (tally.lengths[index] for index in indices)]
-    source = opened.source_of(request["split"], config.data)
+    source = opened.source_of(split, config.data)
     prompt_format = PromptFormat.of(config, labelled=config.learns_labels)
     images: list[list[str]] = [[] for _ in indices]
     for found, index in zip(images, indices, strict=True):
@@ -133,15 +136,14 @@ def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     return {"rows": cells, "tokens": lengths, "images": images}
 
 
-def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `index` → {cells, messages, images, answer, type, tokens, is_label, kept, pieces, faults}.
+def preview_row(call: QuestionCall, settings: Settings, split: str, index: int) -> dict[str, Any]:
+    """{cells, messages, images, answer, type, tokens, is_label, kept, pieces, faults}.
 
     A row in full, and its prompt as the model gets it; `kept` tokens of a prompt that is cut. Without a tokenizer
     `tokens` is None, and a fault says why; while one is being loaded, the rest is reported with `loading`.
     """
-    config = settings_of(request["settings"])
+    config = settings_of(settings)
     opened = open_dataset(config, map_rows_of(config)[0])
-    index, split = int(request["index"]), request["split"]
     if not 0 <= index < len(opened.rows(split)):
         raise UserError("data", f"{opened.source_of(split, config.data)} has no row {index + 1} any more.")
     row = opened.rows(split)[index]
@@ -181,16 +183,16 @@ def _with_prompt(
     return answer
 
 
-def preview_counts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `most` → `PromptLengths.summary` and `no_tokens`, the reason why there are no lengths.
-    Reports the same while it counts the first `most` rows, or all, in `preview_order`."""
-    config = settings_of(request["settings"])
+def preview_counts(call: QuestionCall, settings: Settings, split: str, most: int | None = None) -> dict[str, Any]:
+    """`PromptLengths.summary` and `no_tokens`, the reason why there are no lengths. Reports the same while it counts
+    the first `most` rows, or all, in `preview_order`."""
+    config = settings_of(settings)
     opened = open_dataset(config, map_rows_of(config)[0])
     answer: dict[str, Any] = {"faults": []}
     tokenizer = _tokenizer(config, answer)
     no_tokens = answer["faults"][0]["sentence"] if tokenizer is None else ""
-    tally = _tally(opened, request["split"], config, tokenizer)
-    indices = islice(preview_order(len(tally.rows)), request.get("most"))
+    tally = _tally(opened, split, config, tokenizer)
+    indices = islice(preview_order(len(tally.rows)), most)
     last_report = time.monotonic()
     while part := list(islice(indices, COUNT_CHUNK)):
         call.check()
@@ -201,9 +203,9 @@ def preview_counts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any
     return {**tally.summary(), "no_tokens": no_tokens}
 
 
-def preview_variety(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split` → `PromptVariety.to_dict`: how varied the split's prompts are."""
-    config, split = settings_of(request["settings"]), request["split"]
+def preview_variety(call: QuestionCall, settings: Settings, split: str) -> dict[str, Any]:
+    """`PromptVariety.to_dict`: how varied the split's prompts are."""
+    config = settings_of(settings)
     opened = open_dataset(config, map_rows_of(config)[0])
     depends = tuple(str(getattr(config, key)) for key in (*_PROMPT_TEXT, "answer_feature"))
     counted_with, answer = opened.computed.get(("variety", split), (None, None))
@@ -213,14 +215,14 @@ def preview_variety(request: dict[str, Any], call: QuestionCall) -> dict[str, An
     return answer
 
 
-def preview_difficulty(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split` → {run, rows: [[index, solved, sampled, kind]]} by `solved_prompts` in the newest run on the
-    dataset; {} without one."""
-    config = settings_of(request["settings"])
+def preview_difficulty(call: QuestionCall, settings: Settings, split: str) -> dict[str, Any]:
+    """{run, rows: [[index, solved, sampled, kind]]} by `solved_prompts` in the newest run on the dataset; {} without
+    one."""
+    config = settings_of(settings)
     found = newest_run(config)
     if found is None:
         return {}
-    opened, split = open_dataset(config, map_rows_of(config)[0]), request["split"]
+    opened = open_dataset(config, map_rows_of(config)[0])
     solved = solved_prompts(opened.rows(split), config, opened.source_of(split, config.data), *found)
     return {"run": found[0].name, "rows": solved}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,47 +21,47 @@ from backend.utils.files import names_folder, resolved
 from backend.utils.hub_cache import RepoType, hub_cache, local_folder
 
 
-def hub_search(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{words, repo_type: model | dataset, is_reward?} → {found: [a result of `backend.models.hub.search`, …]}."""
+def hub_search(
+    call: QuestionCall, words: str, repo_type: RepoType = "model", is_reward: bool = False
+) -> dict[str, list[Any]]:
+    """{found: [a result of `backend.models.hub.search`, …]}."""
     from backend.models.hub import search
 
-    is_reward = bool(request.get("is_reward"))
-    return {"found": search(request["words"], request.get("repo_type", "model"), is_reward=is_reward)}
+    return {"found": search(words, repo_type, is_reward=is_reward)}
 
 
-def hub_files(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{id, repo_type} → {commit, files: {name: bytes}, total, free bytes on disk}: the content of a download."""
+def hub_files(call: QuestionCall, id: str, repo_type: RepoType = "model") -> dict[str, Any]:
+    """{commit, files: {name: bytes}, total, free bytes on disk}: the content of a download."""
     from backend.models.hub import plan
 
-    download_plan = plan(request["id"], request.get("repo_type", "model"))
-    files = download_plan.files
-    free = room_on(hub_cache())
-    return {"commit": download_plan.commit, "files": files, "total": sum(files.values()), "free": free}
+    found = plan(id, repo_type)
+    total = sum(found.files.values())
+    return {"commit": found.commit, "files": found.files, "total": total, "free": room_on(hub_cache())}
 
 
-def download(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{id, repo_type} → {place: folder}. Reports {done, total, phase}. A cancelled download keeps its partial files."""
+def download(call: QuestionCall, id: str, repo_type: RepoType = "model") -> dict[str, str]:
+    """{place: folder}. Reports {done, total, phase}. A cancelled download keeps its partial files."""
     from backend.models.hub import download as fetch
 
-    return {"place": str(fetch(request["id"], request.get("repo_type", "model"), call))}
+    return {"place": str(fetch(id, repo_type, call))}
 
 
-def discard(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{id, repo_type} → {freed: bytes}. Deletes the partial files of an unfinished download."""
+def discard(call: QuestionCall, id: str, repo_type: RepoType = "model") -> dict[str, int]:
+    """Delete the partial files of an unfinished download. {freed: bytes}."""
     from backend.models.hub import discard as delete_partial
 
-    return {"freed": delete_partial(request["id"], request.get("repo_type", "model"))}
+    return {"freed": delete_partial(id, repo_type)}
 
 
-def hub_login(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{token} → {name, organisations, can_write, source}: whose it is, once it is in the system's keychain."""
+def hub_login(call: QuestionCall, token: str) -> dict[str, Any]:
+    """Keep a token in the system's keychain. {name, organisations, can_write, source}: whose it is."""
     from backend.export.hub_upload import log_in
 
-    return asdict(log_in(str(request["token"])))
+    return asdict(log_in(token))
 
 
-def hub_account(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{} → as `hub_login`; {source, problem} where nobody can say whose token it is; {} without a token."""
+def hub_account(call: QuestionCall) -> dict[str, Any]:
+    """As `hub_login`; {source, problem} where nobody can say whose token it is; {} without a token."""
     from backend.export.hub_upload import find_token, whose
 
     token = find_token()
@@ -70,70 +71,61 @@ def hub_account(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         return {"source": token.source if token is not None else "", "problem": error.faults[0].sentence}
 
 
-def hub_hardware(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{} → {hardware: [a `backend.jobs.hub_jobs.Hardware` as a dict, …]}: GPUs for jobs, cheapest first."""
+def hub_hardware(call: QuestionCall) -> dict[str, list[Any]]:
+    """{hardware: [a `backend.jobs.hub_jobs.Hardware` as a dict, …]}: GPUs for jobs, cheapest first."""
     from backend.jobs.hub_jobs import hardware
 
     return {"hardware": [asdict(each) for each in hardware()]}
 
 
-def models(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{paths: [folder, …]} → {found: [an InventoryItem as a dict, …]}, the bundled model last."""
-    return _found(inventory.models(request.get("paths", ())), "model")
+def models(call: QuestionCall, paths: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """{found: [an InventoryItem as a dict, …]}, the bundled model last."""
+    return _found(inventory.models(paths), "model")
 
 
-def reward_models(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{paths: [folder, …]} → {found: [an InventoryItem as a dict, …]}."""
-    return {"found": [asdict(item) for item in inventory.reward_models(request.get("paths", ()))]}
+def reward_models(call: QuestionCall, paths: Sequence[str] = ()) -> dict[str, list[Any]]:
+    return {"found": [asdict(item) for item in inventory.reward_models(paths)]}
 
 
-def datasets(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{paths: [path, …]} → {found: [an InventoryItem as a dict, …]}, the bundled dataset last."""
-    return _found(inventory.datasets(request.get("paths", ())), "dataset")
+def datasets(call: QuestionCall, paths: Sequence[str] = ()) -> dict[str, list[Any]]:
+    return _found(inventory.datasets(paths), "dataset")
 
 
-def _found(items: list[inventory.InventoryItem], repo_type: RepoType) -> dict[str, Any]:
+def _found(items: list[inventory.InventoryItem], repo_type: RepoType) -> dict[str, list[Any]]:
     bundled = inventory.bundled(repo_type)
     others = [item for item in items if item.place != bundled.place]
     return {"found": [asdict(item) for item in (*others, bundled)]}
 
 
-def model_facts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any] | None:
-    """{name: id or path} → its InventoryItem; None where it is not on this machine, or not all of it."""
-    folder = local_folder(request["name"])
-    if folder is None:
-        return None
-    name, is_path = request["name"], names_folder(request["name"])
-    if not is_path and inventory.is_incomplete(folder):
+def model_facts(call: QuestionCall, name: str) -> dict[str, Any] | None:
+    """The InventoryItem of a model's id or path; None where it is not on this machine, or not all of it."""
+    folder, is_path = local_folder(name), names_folder(name)
+    if folder is None or (not is_path and inventory.is_incomplete(folder)):
         return None
     return asdict(inventory.model_at(folder, "" if is_path else name, "folder" if is_path else "cache", name))
 
 
-def check_machines(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{hosts: the content of a hosts file, name, backend, model, reward_file, copies} → a MachineReport as a mapping.
-    Reports {rank, stage, share}. A cancelled check leaves no process, and of a copy what has arrived."""
+def check_machines(call: QuestionCall, hosts: Any, name: str, **wanted: Any) -> dict[str, Any]:
+    """A MachineReport as a mapping; `hosts`: the content of the hosts file `name`, `wanted`: backend, model,
+    reward_file and copies. Reports {rank, stage, share}. A cancelled check leaves no process, and of a copy what has
+    arrived."""
     from backend.distributed.machine_check import check_machines
-
-    name = str(request["name"])
-    hosts = parse_hosts(request["hosts"], name)
-    wanted = {key: request[key] for key in ("backend", "model", "reward_file", "copies")}
 
     def reached(rank: int, stage: str, share: float | None) -> None:
         call.report({"rank": rank, "stage": stage, "share": share})
 
-    return asdict(check_machines(hosts, name, **wanted, reached=reached, check=call.check))
+    return asdict(check_machines(parse_hosts(hosts, name), name, **wanted, reached=reached, check=call.check))
 
 
 TIMEOUT_S = 10.0
 MOST_BYTES = 4 << 20
 
 
-def newer_release(request: dict[str, Any], call: QuestionCall) -> dict[str, str] | None:
-    """{feed: address} → {version, page} of a release that is newer than this program; None where there is none."""
-    address = str(request["feed"])
-    if not address.startswith(("https://", "http://127.0.0.1", "http://localhost")):
+def newer_release(call: QuestionCall, feed: str) -> dict[str, str] | None:
+    """{version, page} of a release in the feed at this address that is newer than this program, or None."""
+    if not feed.startswith(("https://", "http://127.0.0.1", "http://localhost")):
         raise UserError("updates", "The list of releases must have an address that begins with https://.")
-    asked = urllib.request.Request(address, headers={"User-Agent": "grpo-studio", "Accept": "application/json"})
+    asked = urllib.request.Request(feed, headers={"User-Agent": "grpo-studio", "Accept": "application/json"})
     try:
         with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
             content = answer.read(MOST_BYTES + 1)
@@ -149,13 +141,13 @@ def newer_release(request: dict[str, Any], call: QuestionCall) -> dict[str, str]
     return release if is_newer(release["version"], our_version()) else None
 
 
-def import_adapter(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{folder, model: id or path} → {path: the new folder beside it, sentences}. Replaces an earlier import."""
+def import_adapter(call: QuestionCall, folder: str, model: str) -> dict[str, Any]:
+    """{path: the new folder beside it, sentences}. Replaces an earlier import."""
 
     def report(sentence: str, done: float | None = None) -> None:
         call.check()
         call.report({"sentence": sentence, "done": done})
 
-    folder = resolved(Path(request["folder"]))
-    imported = carry(folder, request["model"], imported_folder(folder), overwrite=True, progress=report)
+    source = resolved(Path(folder))
+    imported = carry(source, model, imported_folder(source), overwrite=True, progress=report)
     return {"path": str(imported.path), "sentences": imported.sentences()}

@@ -6,9 +6,9 @@ They come in as JSON lines on stdin, answers go out in any order. The other end 
     out:  {"id": 7, "progress": {…}} any number of times, then exactly one of
           {"id": 7, "answer": …}   {"id": 7, "faults": [{"setting", "sentence"}]}   {"id": 7, "cancelled": true}
 
-A handler is `def name(request: dict[str, Any], call: QuestionCall) -> Any` in a module that is imported when it is
-first asked. It returns JSON values or raises UserError; any other exception is answered as a fault with a "traceback".
-It may cache costly results, keyed by everything that they depend on (a path and its modification time).
+A handler is `def name(call: QuestionCall, …)` with the values of "with" as its arguments, in a module that is imported
+when it is first asked. It returns JSON values or raises UserError; any other exception is answered as a fault with a
+"traceback". It may cache costly results, keyed by everything that they depend on (a path and its modification time).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ QUESTIONS = {name: (f"backend.serve.{at}", pool) for (at, pool), names in _NAMES
 """Question → (module, pool)."""
 
 
-def handler(name: str, module: str, pool: str = "quick") -> Callable[[dict[str, Any], QuestionCall], Any]:
+def handler(name: str, module: str, pool: str = "quick") -> Callable[..., Any]:
     if pool == "model":
         import_mlx_lm()  # a thread of another pool may be loading a tokenizer with it
     return getattr(importlib.import_module(module), name)
@@ -117,7 +117,7 @@ class Server:
                 call.check()  # it may have been cancelled while it waited for a thread
                 if not module:
                     raise UserError("", f"There is no question {name}.")
-                ending: dict[str, Any] = {"answer": json_safe(handler(name, module, pool)(request, call))}
+                ending: dict[str, Any] = {"answer": json_safe(handler(name, module, pool)(call, **request))}
                 json.dumps(ending, allow_nan=False)
             except Cancelled:
                 ending = {"cancelled": True}

@@ -52,7 +52,7 @@ _NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
 """Settings that do not affect sampling; their faults are reported elsewhere."""
 
 
-def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+def score(call: QuestionCall, **request: Any) -> dict[str, Any]:
     """{"settings", "groups": lines of `backend.rewards.bench`, "trusted": {path: SHA-256}, "with_cases"?} →
     the result of `score_groups`, and "cases": [{"case", "given": scores, "failures"}] where the reward file has some.
 
@@ -76,7 +76,7 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         return {"failed": error.place}
 
 
-def judge_agreement(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+def judge_agreement(call: QuestionCall, **request: Any) -> dict[str, Any]:
     """{"settings", "groups": lines of `backend.rewards.bench`, "only_calls"?} → {"calls": {name of a judge or reward
     model: calls}, "judges": [Agreement as a dict], one each; [] with "only_calls"}.
 
@@ -114,7 +114,7 @@ def _check_servers(named: dict[str, Any]) -> None:
         raise UserError(setting, f"The {quote(next(iter(servers)), 60)} has not been allowed.")
 
 
-def tools(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+def tools(call: QuestionCall, **request: Any) -> dict[str, Any]:
     """{"settings": of tools} → {"shared", "by_environment"}: the schemas that the model reads. Raises UserError."""
     schemas, why_not = shown_tools(parse({"model": "-", "data": "-", **request["settings"]}))
     if why_not:
@@ -122,7 +122,7 @@ def tools(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     return asdict(schemas)
 
 
-def sample(request: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
+def sample(call: QuestionCall, **request: Any) -> list[dict[str, Any]]:
     """{"settings", "how", "count", "numbers", "group_size", "seed", "trusted"} → lines; reports {"phase", "done",
     "of"}."""
     from backend.trainer.trial_sampling import Pick
@@ -156,7 +156,7 @@ def _trial_sampler() -> Any:
     return TrialSampler()
 
 
-def run_completions(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+def run_completions(call: QuestionCall, **request: Any) -> dict[str, Any]:
     """{"run": folder, "step": number or None for the newest} → {"steps": that have completions, "step", "groups"}, in
     the form for scoring, without columns; `tokens` stays the count where there are no ids."""
     run = RunFolder(Path(request["run"]))
@@ -177,7 +177,7 @@ def run_completions(request: dict[str, Any], call: QuestionCall) -> dict[str, An
     return {"steps": steps, "step": step, "groups": lines}
 
 
-def read_completions(request: dict[str, Any], call: QuestionCall) -> list[ScoringRow]:
+def read_completions(call: QuestionCall, **request: Any) -> list[ScoringRow]:
     """{"path"} or {"text"}, rows {prompt, completion, answer, type?} → lines of groups, one for consecutive rows of one
     prompt. Raises UserError on `completions` naming the line.
     """
@@ -190,7 +190,7 @@ def read_completions(request: dict[str, Any], call: QuestionCall) -> list[Scorin
     return [line_of(group) for group in merge_consecutive(groups)]
 
 
-def reward_cases(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+def reward_cases(call: QuestionCall, **request: Any) -> dict[str, Any]:
     """{"file", "do": list | keep | drop, "group"?, "completion"?, "expected"?, "place"?} → {"path", "cases"}. keep: add
     one completion with its scores, in place of a case about the same one. drop: delete the case at index `place`."""
     file = locate_reward_file(request["file"]).resolve()
@@ -205,14 +205,14 @@ def reward_cases(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     return {"path": str(cases_file(file)), "cases": cases}
 
 
-def judge_servers(request: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
+def judge_servers(call: QuestionCall, **request: Any) -> list[dict[str, Any]]:
     """{} → the servers on this machine that could judge, {name, url, models}."""
     from backend.judges.server import find_servers
 
     return [asdict(server) for server in find_servers()]
 
 
-def judge_key(request: dict[str, Any], call: QuestionCall) -> None:
+def judge_key(call: QuestionCall, **request: Any) -> None:
     """{url, key}: the key of a server, kept in the system's keychain; an empty one is deleted."""
     from backend.judges.server import save_key
 

@@ -53,7 +53,7 @@ class FakeService(ServiceByHand):
                 if question in self.canned:
                     answer = self.canned[question]
                 else:
-                    answer = handler(question, *QUESTIONS[question])(json.loads(json.dumps(asked.arguments)), call)
+                    answer = handler(question, *QUESTIONS[question])(call, **json.loads(json.dumps(asked.arguments)))
             except UserError as mistake:
                 asked.refuse(mistake.faults)
             else:

@@ -108,7 +108,7 @@ def release_list() -> Iterator[ReleaseList]:
 
 
 def ask(address: str) -> dict[str, str] | None:
-    return newer_release({"feed": address}, QuestionCall(lambda progress: None))
+    return newer_release(QuestionCall(lambda progress: None), feed=address)
 
 
 def test_nothing_is_built_in_and_nothing_is_on(window: Window, monkeypatch) -> None:

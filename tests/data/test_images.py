@@ -302,7 +302,7 @@ def test_a_teacher_sees_the_images(tokenizer: VisionTokenizer, folder: Path) -> 
 def test_preview_and_estimate_count_image_tokens(model: Path, folder: Path) -> None:
     (folder / "train.jsonl").write_text(json.dumps({"prompt": QUESTION, "images": [str(A), str(B)]}))
     raw = {"model": str(model), "data": str(folder)}
-    answer = preview_row({"settings": raw, "split": "train", "index": 0}, QuestionCall())
+    answer = preview_row(QuestionCall(), settings=raw, split="train", index=0)
     assert answer["faults"] == [] and answer["messages"][0]["content"] == QUESTION
     assert answer["images"] == [{"path": str(folder / path), "tokens": 12} for path in (A, B)]
     assert [piece["text"] for piece in answer["pieces"]].count("<|image_pad|> × 12") == 2

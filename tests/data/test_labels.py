@@ -255,7 +255,7 @@ def test_the_dataset_page_shows_the_tools(tmp_path: Path, monkeypatch: pytest.Mo
     trained = TokenizedPrompts(ROWS[:2], tokenizer, PromptFormat.of(settings(**ENVIRONMENTS), TOOLS), "rows").first(-1)
 
     def ask(question: str, **more: Any) -> Any:
-        return handler(question, *QUESTIONS[question])({"settings": about, "split": "train"} | more, QuestionCall())
+        return handler(question, *QUESTIONS[question])(QuestionCall(), settings=about, split="train", **more)
 
     monkeypatch.setattr(dataset_questions, "shown_tools", lambda config: (TOOLS, ""))
     for index, problem in enumerate(trained):

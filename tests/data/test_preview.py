@@ -47,7 +47,8 @@ def ask(tmp_path: Path, model: Path):
     def ask_backend(question: str, settings: dict[str, Any], **more: Any) -> Any:
         call = QuestionCall()
         settings = {"model": str(model)} | settings
-        return handler(question, *QUESTIONS[question])({"settings": settings, "split": "train"} | more, call)
+        more = more if question in ("preview", "preview_choices") else {"split": "train"} | more
+        return handler(question, *QUESTIONS[question])(call, settings=settings, **more)
 
     return ask_backend
 
@@ -188,7 +189,7 @@ def test_a_cancelled_count_continues_where_it_stopped(ask, tmp_path: Path, monke
     call = QuestionCall()
     call.report = lambda said: call.cancel() if said["seen"] > 150 else None
     with pytest.raises(Cancelled):
-        dataset_questions.preview_counts({"settings": settings | {"model": ""}, "split": "train"}, call)
+        dataset_questions.preview_counts(call, settings=settings | {"model": ""}, split="train")
     measured.clear()
     ask("preview_counts", settings | {"model": ""})
     assert 0 < len(measured) < 250 and len(set(measured)) == len(measured), "no row is measured twice"

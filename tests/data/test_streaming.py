@@ -276,8 +276,8 @@ def test_the_page_survives_what_check_refuses(tmp_path: Path) -> None:
     )
     call = QuestionCall(lambda progress: None)
     raw = {"data": str(tmp_path / "a.jsonl")}
-    assert dataset_questions.preview({"settings": raw}, call)["faults"] == []
-    row = dataset_questions.preview_row({"settings": raw, "split": "train", "index": 0}, call)
+    assert dataset_questions.preview(call, settings=raw)["faults"] == []
+    row = dataset_questions.preview_row(call, settings=raw, split="train", index=0)
     assert "must hold text or a list of messages" in row["faults"][-1]["sentence"]
     for data in ("~nosuchuser/x.jsonl", "x" * 5000, "a\0b"):
-        assert dataset_questions.preview({"settings": {"data": data}}, call).get("faults", [{}])
+        assert dataset_questions.preview(call, settings={"data": data}).get("faults", [{}])

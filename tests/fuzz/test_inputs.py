@@ -144,7 +144,7 @@ def read(raw: dict[str, Any]) -> None:
     splits = read_splits(config)
     if not check_columns(splits.train, config, config.data):
         check_prompts(splits.train, tokenizer(), PromptFormat.of(config), config.data)
-    json.dumps(dataset_questions.preview({"settings": raw}, QuestionCall(lambda progress: None)), default=str)
+    json.dumps(dataset_questions.preview(QuestionCall(lambda progress: None), settings=raw), default=str)
 
 
 def try_file(name: str, content: bytes, streaming: bool) -> None:

@@ -18,7 +18,7 @@ JOB = JobFile("6a1", "someone", "t4-small", 2.5, 0.4, "http://127.0.0.1/jobs/som
 
 
 def test_hardware_with_one_gpu_cheapest_first(hub: HubStandIn):
-    answer = hub_hardware({}, QuestionCall())
+    answer = hub_hardware(QuestionCall())
     assert [(each["name"], each["usd_per_hour"]) for each in answer["hardware"]] == [
         ("t4-small", 0.4),
         ("a10g-small", 1.0),
@@ -30,7 +30,7 @@ def test_hardware_with_one_gpu_cheapest_first(hub: HubStandIn):
 def test_hardware_of_a_broken_hub(hub: HubStandIn):
     hub.faults.append(Fault("jobs/hardware", 503, 9))
     with pytest.raises(UserError, match=r"^flavor: .*error of its own \(503\)"):
-        hub_hardware({}, QuestionCall())
+        hub_hardware(QuestionCall())
 
 
 def test_job_file(tmp_path: Path):

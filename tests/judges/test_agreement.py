@@ -129,9 +129,9 @@ def test_the_window_and_the_verb_ask_a_server(tmp_path: Path) -> None:
         server.score = lambda text: 1 / len(text.split())
         entry = f'judge(rubric="{rubric}", url="{server.url}", name=short)'
         request = {"settings": {"reward_functions": [entry]}, "groups": groups}
-        calls = judge_agreement(request | {"only_calls": True}, QuestionCall())
+        calls = judge_agreement(QuestionCall(), **(request | {"only_calls": True}))
         assert calls == {"calls": {"short": 12}, "judges": []} and not server.calls
-        (found,) = judge_agreement(request, QuestionCall(reports.append))["judges"]
+        (found,) = judge_agreement(QuestionCall(reports.append), **request)["judges"]
         assert len(server.calls) == found["calls"] == 12 and reports[-1] == {"phase": "short", "done": 12, "of": 12}
         assert (found["pairs"], found["accuracy"], found["itself"]) == (1, 1.0, 1.0)
         assert json.loads(json.dumps(found))["length"]["points"] < 0
@@ -143,9 +143,9 @@ def test_the_window_and_the_verb_ask_a_server(tmp_path: Path) -> None:
     assert printed.stdout.startswith("short: Agrees with your labels on 100% of 1 pair, too few to tell")
     one = [groups[0] | {"completions": groups[0]["completions"][:1]}]
     (tmp_path / "short.cases.jsonl").unlink()
-    assert judge_agreement(request | {"groups": one, "only_calls": True}, QuestionCall())["calls"] == {"short": 0}
+    assert judge_agreement(QuestionCall(), **(request | {"groups": one, "only_calls": True}))["calls"] == {"short": 0}
     with pytest.raises(UserError, match="give two completions of one prompt"):
-        judge_agreement(request | {"groups": one}, QuestionCall())
+        judge_agreement(QuestionCall(), **(request | {"groups": one}))
     config.write_text("reward_functions: [r1_int_reward_func]")
     refused = CliRunner().invoke(rewards, ["judge", str(config)])
     assert refused.exit_code == 2 and "is a judge or a reward model" in refused.stderr

@@ -348,7 +348,7 @@ def test_a_hostile_hub_is_one_message(hub: HubStandIn, tmp_path: Path, monkeypat
             ask()
         assert ("login page" in sentence_of(error)) == (case in NOT_THE_HUB) and TOKEN not in sentence_of(error)
     with pytest.raises(UserError):
-        newer_release({"feed": f"{hub.url}/releases"}, QuestionCall())
+        newer_release(QuestionCall(), feed=f"{hub.url}/releases")
     assert base_licence("someone/tiny", "someone/tiny") == {}
     assert before == {path for path in tmp_path.rglob("*") if not path.is_relative_to(constants.HF_HUB_CACHE)}
 

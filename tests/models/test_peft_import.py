@@ -302,9 +302,9 @@ def test_the_window_imports_beside_the_folder_and_again(tmp_path: Path, base: Pa
     told: list[str] = []
     call = QuestionCall(lambda progress: told.append(progress["sentence"]))
     for _ in range(2):
-        answer = import_question({"folder": str(folder), "model": str(base)}, call)
+        answer = import_question(call, folder=str(folder), model=str(base))
     assert answer["path"] == str(tmp_path / "lora-mlx") and answer["sentences"][0].startswith("2 layers have adapters")
     assert told[-1] == "Loading it back and comparing."
     call.cancel()
     with pytest.raises(Cancelled):
-        import_question({"folder": str(folder), "model": str(base)}, call)
+        import_question(call, folder=str(folder), model=str(base))

@@ -224,13 +224,13 @@ def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, capfd: pytes
     trusted = {str(mine): read_code(mine).fingerprint}
     for consent in ({}, {"trusted": {str(mine): "0"}}):
         with pytest.raises(UserError, match=r"mine\.py has not been allowed to run as it is now"):
-            handlers.score(asked_score(mine, **consent), QuestionCall())
+            handlers.score(QuestionCall(), **asked_score(mine, **consent))
     mine.write_text(mine.read_text() + "# changed\n")
     with pytest.raises(UserError, match="has not been allowed"):
-        handlers.score(asked_score(mine, trusted=trusted), QuestionCall())
+        handlers.score(QuestionCall(), **asked_score(mine, trusted=trusted))
     assert "it ran" not in capfd.readouterr().err
     trusted = {str(mine): read_code(mine).fingerprint}
-    assert handlers.score(asked_score(mine, trusted=trusted), QuestionCall())["scored"][0][1]["reward"] == 3.0
+    assert handlers.score(QuestionCall(), **asked_score(mine, trusted=trusted))["scored"][0][1]["reward"] == 3.0
     handlers._bench.close()  # waits for what it has printed
     assert "it ran" in capfd.readouterr().err
 
@@ -241,20 +241,20 @@ def test_completions_of_a_run_are_read_by_step(tmp_path: Path) -> None:
     about = {"answer": "1", "type": None, "completions": [completion]}
     rows = [{"step": step, "prompt": f"p{step}"} | about for step in (1, 3)]
     run.completions.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 4, "unfin')
-    newest = handlers.run_completions({"run": str(tmp_path)}, QuestionCall())
+    newest = handlers.run_completions(QuestionCall(), run=str(tmp_path))
     assert (newest["steps"], newest["step"], newest["groups"][0]["prompt"]) == ([1, 3], 3, "p3")
     assert newest["groups"][0]["completions"] == [completion]
-    assert handlers.run_completions({"run": str(tmp_path), "step": 2}, QuestionCall())["step"] == 1
+    assert handlers.run_completions(QuestionCall(), run=str(tmp_path), step=2)["step"] == 1
     with pytest.raises(UserError, match="has no completions yet"):
-        handlers.run_completions({"run": str(tmp_path / "none")}, QuestionCall())
+        handlers.run_completions(QuestionCall(), run=str(tmp_path / "none"))
 
 
 def test_pasted_text_is_lines_or_one_completion() -> None:
-    assert handlers.read_completions({"text": "just text"}, QuestionCall())[0]["completions"][0]["text"] == "just text"
-    (group,) = handlers.read_completions({"text": '{"completion": "a"}\n{"completion": "b"}'}, QuestionCall())
+    assert handlers.read_completions(QuestionCall(), text="just text")[0]["completions"][0]["text"] == "just text"
+    (group,) = handlers.read_completions(QuestionCall(), text='{"completion": "a"}\n{"completion": "b"}')
     assert len(group["completions"]) == 2
     with pytest.raises(UserError, match="Line 1 of what was pasted"):
-        handlers.read_completions({"text": "{broken"}, QuestionCall())
+        handlers.read_completions(QuestionCall(), text="{broken")
 
 
 def backend(*arguments: object) -> Result:
@@ -317,10 +317,10 @@ def test_a_sample_calls_tools_and_an_environment_scores_it(tmp_path: Path) -> No
     settings["environment"] = f"{tmp_path / 'game.py'}::Game"
     request = {"settings": settings, "how": "first", "count": 4, "group_size": 4, "seed": 3}
     with pytest.raises(UserError, match=r"game\.py has not been allowed"):
-        handlers.sample(request, QuestionCall())
+        handlers.sample(QuestionCall(), **request)
     request["trusted"] = {str(tmp_path / "game.py"): read_code(tmp_path / "game.py").fingerprint}
-    lines = handlers.sample(request, QuestionCall())
-    scored = handlers.score({**request, "groups": lines}, QuestionCall())
+    lines = handlers.sample(QuestionCall(), **request)
+    scored = handlers.score(QuestionCall(), **request, groups=lines)
     assert [each["name"] for each in scored["functions"]] == ["r1_accuracy_reward_func", "Game"]
     rows = [row for line in lines for row in line["completions"]]
     calls = [sum(len(turn["calls"]) for turn in row["turns"]) for row in rows]

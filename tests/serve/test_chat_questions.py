@@ -22,7 +22,7 @@ HOW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens":
 @pytest.fixture(scope="module")
 def loaded(models: Path) -> dict[str, Any]:
     run = make_run(models / "run", models)
-    return chat_load({"name": str(run.path), "checkpoint": "8"}, QuestionCall())
+    return chat_load(QuestionCall(), name=str(run.path), checkpoint="8")
 
 
 def replies(prompt: str = "Hello", **more: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def ask(prompt: str = "Hello", call: QuestionCall | None = None, **more: Any) ->
     call = call or QuestionCall()
     call.report = reports.append
     request = {"prompt": prompt, "sides": ["base", "tuned"], "turns": {}, **HOW, **more}
-    assert chat_reply(request, call) == {}
+    assert chat_reply(call, **request) == {}
     return reports
 
 
@@ -56,14 +56,14 @@ def test_text_comes_in_pieces_and_ends_with_all_of_it(loaded: dict[str, Any]):
 
 
 def test_a_row_is_answered_with_its_answer_and_columns(loaded: dict[str, Any]):
-    row = chat_row({"row": 8 + 3}, QuestionCall())
+    row = chat_row(QuestionCall(), row=8 + 3)
     assert (row["row"], row["of"], row["prompt"], row["answer"]) == (3, 8, "What is 3 plus 3?", "6")
-    assert chat_row({"row": -1}, QuestionCall())["row"] == 7
+    assert chat_row(QuestionCall(), row=-1)["row"] == 7
     group = next(iter(replies(row["prompt"], row=3).values()))["group"]
     assert (group["prompt"], group["answer"]) == ("What is 3 plus 3?", "6")
     assert group["columns"] == {"prompt": "What is 3 plus 3?", "answer": "6"}
     settings = {"reward_functions": ["r1_int", "r1_count_xml"], "reward_weights": [1.0, 0.5]}
-    scored = score({"settings": settings, "groups": [group], "with_cases": False}, QuestionCall())
+    scored = score(QuestionCall(), settings=settings, groups=[group], with_cases=False)
     assert set(scored["scored"][0][0]["rewards"]) == {"r1_int_reward_func", "r1_count_xml"}
 
 

@@ -24,25 +24,25 @@ from backend.utils.places import project_root
 HERE = "tests.serve.test_serve"
 
 
-def echo(fields: dict[str, Any], call: QuestionCall) -> Any:
+def echo(call: QuestionCall, **fields: Any) -> Any:
     call.report({"half": True})
     return fields
 
 
-def fail(fields: dict[str, Any], call: QuestionCall) -> Any:
+def fail(call: QuestionCall, **fields: Any) -> Any:
     raise FAILURES[fields["how"]]
 
 
-def unsayable(fields: dict[str, Any], call: QuestionCall) -> Any:
+def unsayable(call: QuestionCall, **fields: Any) -> Any:
     return {"a set": {1}}
 
 
-def patient(fields: dict[str, Any], call: QuestionCall) -> Any:
+def patient(call: QuestionCall, **fields: Any) -> Any:
     call.report({"begun": True})
     call.sleep(30)
 
 
-def thread(fields: dict[str, Any], call: QuestionCall) -> Any:
+def thread(call: QuestionCall, **fields: Any) -> Any:
     return threading.get_ident()
 
 
@@ -163,7 +163,7 @@ def test_every_question_of_the_table_has_a_handler():
 
 def test_prints_of_handlers_do_not_reach_stdout(tmp_path):
     """A library may print, from Python or from C: the window must not read that as an answer."""
-    noisy = "import os\ndef noisy(asked, call):\n    print('noise'); os.write(1, b'more'); return 1\n"
+    noisy = "import os\ndef noisy(call):\n    print('noise'); os.write(1, b'more'); return 1\n"
     (tmp_path / "noisy.py").write_text(noisy)
     asked = "import backend.serve.questions as t; t.QUESTIONS['noisy'] = ('noisy', 'quick')"
     start = f"{asked}; from backend.serve.questions import run; run()"
@@ -187,7 +187,7 @@ PACKAGE = {
     "mlx_lm/generate.py": "from .models.cache import CACHE\nGENERATE = CACHE\n",
     "mlx_lm/models/__init__.py": "",
     "mlx_lm/models/cache.py": "CACHE = 1\n",
-    "handlers.py": "from mlx_lm.models.cache import CACHE\nsample = lambda request, call: CACHE\n",
+    "handlers.py": "from mlx_lm.models.cache import CACHE\nsample = lambda call: CACHE\n",
 }
 """mlx-lm in small: a package that imports its parts, and a handler that imports one of them."""
 SCRIPT = """
@@ -198,7 +198,7 @@ from backend.serve.questions import handler
 tokenizer = threading.Thread(target=import_mlx_lm)
 tokenizer.start()
 time.sleep(0.1)
-print(handler("sample", "handlers", "model")({}, None))
+print(handler("sample", "handlers", "model")(None))
 tokenizer.join()
 """
 

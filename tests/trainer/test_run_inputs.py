@@ -232,15 +232,15 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]
 def test_a_documented_preset_finds_its_rows_and_answers(hub: HubStandIn, preset: str) -> None:
     file = places.resources() / "presets" / f"{preset}.yaml"
     settings = yaml.safe_load(file.read_text()) | {"model": QWEN2}
-    assert preview({"settings": settings}, QuestionCall()) == {"absent": True}, "nothing is fetched unasked"
-    download({"id": settings["data"], "repo_type": "dataset"}, QuestionCall())
+    assert preview(QuestionCall(), settings=settings) == {"absent": True}, "nothing is fetched unasked"
+    download(QuestionCall(), id=settings["data"], repo_type="dataset")
     assert check(settings) == []
     splits = read_splits(parse(settings))
     rows = {row[settings["answer_feature"]] for row in splits.train}
     assert set(ANSWERS[preset]) <= rows and len(splits.train) > 280 and splits.valid and len(splits.test) == 30
     right = [answer for answer in ANSWERS[preset] if accuracy_reward([], [RIGHT[preset]], [answer]) == [1.0]]
     assert len(right) == 1, "the reward tells the right answer from the other"
-    shown = preview({"settings": settings}, QuestionCall())
+    shown = preview(QuestionCall(), settings=settings)
     assert not shown["faults"] and shown["splits"]["train"]["unanswered"] == 0
     hub.down = True
     assert len(read_splits(parse(settings)).train) == len(splits.train), "from the cache"
