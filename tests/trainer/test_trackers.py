@@ -22,7 +22,7 @@ from backend.runs.events import EventLog, JsonLines, truncate_file
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer.trackers import follow, packages
 from backend.trainer.trackers.follow import MAKERS, about_run, track
-from backend.trainer.trackers.packages import AboutRun, Sent, StepRecord
+from backend.trainer.trackers.packages import AboutRun, StepRecord, Tracker
 from backend.utils.command import backend_environment
 from tests.support import small_run
 from tests.support.cases import cases
@@ -98,22 +98,19 @@ def test_csv_has_a_row_a_step_and_a_row_a_completion(made_up: MadeUpRun) -> None
     assert (made_up.folder.path / "metrics.csv").read_bytes() == before
 
 
-class Recorded:
+class Recorded(Tracker):
     """A tracker that keeps what it is told."""
 
-    def __init__(self, on_send: Callable[[StepRecord], None] = lambda record: None) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.on_send = on_send
+    def __init__(self, about: AboutRun, calls: list[tuple[Any, ...]], on_send: Callable[[StepRecord], None]) -> None:
+        super().__init__(about)
+        self.calls, self.on_send = calls, on_send
 
-    def open(self, about: AboutRun) -> Sent:
-        self.calls.append(("open", about.name, about.project))
-        return Sent()
+    def open(self) -> None:
+        self.calls.append(("open", self.about.name, self.about.project))
 
     def send(self, record: StepRecord) -> None:
         self.calls.append((record.step, record.training.get("loss")))
         self.on_send(record)
-
-    def flush(self, sent: Sent) -> None: ...
 
     def close(self, ending: str) -> None:
         self.calls.append(("close", ending))
@@ -121,7 +118,7 @@ class Recorded:
 
 def test_a_run_is_followed_until_its_lock_is_free(made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a cut-back on the way, as a resume makes it: the tracker is opened again and told everything once more."""
-    place: list[tuple[int, int]] = []
+    place, calls = list[tuple[int, int]](), list[tuple[Any, ...]]()
 
     def go_on(record: StepRecord) -> None:
         if record.step == 1 and not place:
@@ -133,15 +130,14 @@ def test_a_run_is_followed_until_its_lock_is_free(made_up: MadeUpRun, monkeypatc
             made_up.end("stopped")
             os.close(lock)
 
-    tracker = Recorded(go_on)
-    monkeypatch.setitem(MAKERS, "csv", lambda: tracker)
+    monkeypatch.setitem(MAKERS, "csv", lambda about: Recorded(about, calls, go_on))
     lock = hold_lock(made_up.folder)
     made_up.step(1)
     first = made_up.sizes
     made_up.step(2)
     track(made_up.folder, "csv", say=print)
     opened = ("open", "one", "grpo-studio")
-    assert tracker.calls == [opened, (1, 1.0), (2, 2.0), opened, (1, 1.0), (2, 7.0), ("close", "stopped")]
+    assert calls == [opened, (1, 1.0), (2, 2.0), opened, (1, 1.0), (2, 7.0), ("close", "stopped")]
 
 
 def test_settings_are_told_without_paths_of_this_machine(made_up: MadeUpRun) -> None:
@@ -154,7 +150,7 @@ HANGS = """
 import sys, threading, time
 from pathlib import Path
 from backend.trainer.trackers import follow
-from backend.trainer.trackers.packages import CsvTables, Sent
+from backend.trainer.trackers.packages import CsvTables
 class Hanging(CsvTables):
     def close(self, ending):
         if sys.argv[2] == "thread":

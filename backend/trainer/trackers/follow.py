@@ -19,7 +19,7 @@ from typing import Any
 from backend.config.config import load
 from backend.export.privacy import public_settings
 from backend.runs.run_folder import RunFolder
-from backend.trainer.trackers.packages import MAKERS, AboutRun, RecordReader, Sent, StepRecord, Tracker
+from backend.trainer.trackers.packages import MAKERS, AboutRun, RecordReader, StepRecord, Tracker
 from backend.trainer.trackers.targets import DEFAULT_PROJECT, TRACKERS, chosen, missing_fault
 from backend.utils import file_lock
 from backend.utils.child_process import module_command, start_beside
@@ -96,7 +96,7 @@ def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = 
                 raise UserError("to", f"Another process sends {run.name} to {name}; it ends with the run.")
             time.sleep(POLL_S)
     try:
-        _follow(about_run(run, may_upload), MAKERS[name](), say)
+        _follow(MAKERS[name](about_run(run, may_upload)), say)
     finally:
         os.close(lock)
 
@@ -108,17 +108,14 @@ def about_run(run: RunFolder, may_upload: bool = False) -> AboutRun:
     return AboutRun(run, project, name, settings, may_upload)
 
 
-def _follow(about: AboutRun, tracker: Tracker, say: Say) -> None:
+def _follow(tracker: Tracker, say: Say) -> None:
+    run, reader = tracker.about.folder, RecordReader(tracker.about, tracker.open)
     last_sign, problems, has_ended = time.monotonic(), set[str](), threading.Event()
-
-    def open_tracker() -> None:
-        nonlocal sent
-        sent = tracker.open(about)
 
     def end_a_hang() -> None:
         # Not once all is sent: the process may be another program's then.
         while not has_ended.wait(min(POLL_S, HANG_S)):
-            if not about.folder.is_locked() and time.monotonic() - last_sign > HANG_S:
+            if not run.is_locked() and time.monotonic() - last_sign > HANG_S:
                 say(f"No answer for {HANG_S:.0f} s after the run was over; track sends the rest another time.")
                 sys.stdout.flush()
                 os._exit(1)
@@ -126,26 +123,23 @@ def _follow(about: AboutRun, tracker: Tracker, say: Say) -> None:
     def send(records: Iterable[StepRecord]) -> None:
         nonlocal last_sign
         for record in records:
-            if (news := sent.news_in(record)) is not None:
-                tracker.send(news)
-                sent.add(news)
+            tracker.send(record)
             last_sign = time.monotonic()
 
     def flush() -> None:
         nonlocal last_sign
         last_sign = time.monotonic()
         try:
-            tracker.flush(sent)
+            tracker.flush()
         except DiskError as error:
             if (problem := error.faults[0].sentence) not in problems:
                 problems.add(problem)
                 say(problem)
 
-    sent, reader = Sent(), RecordReader(about.folder, about.settings, open_tracker)
     threading.Thread(target=end_a_hang, name="tracker's watch", daemon=True).start()
     try:
-        open_tracker()
-        while about.folder.is_locked():
+        tracker.open()
+        while run.is_locked():
             send(reader.read())
             flush()
             time.sleep(POLL_S)

@@ -91,37 +91,27 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-@dataclass(slots=True)
-class Sent:
-    """Up to which step of training, and which evaluation of each split, a tracker has come."""
+@dataclass(frozen=True, slots=True)
+class AboutRun:
+    """`settings` are those with which the run began, without paths of this machine; `may_upload`: the user has allowed
+    the network."""
 
-    step: int = 0
-    evaluations: dict[str, int] = field(default_factory=dict[str, int])
-
-    def news_in(self, record: StepRecord) -> StepRecord | None:
-        is_new = bool(record.training) and record.step > self.step
-        evaluations = {s: m for s, m in record.evaluations.items() if record.step > self.evaluations.get(s, -1)}
-        old = {} if is_new else {"training": {}, "groups": ()}
-        return replace(record, evaluations=evaluations, **old) if is_new or evaluations else None
-
-    def add(self, record: StepRecord) -> None:
-        if record.training:
-            self.step = max(self.step, record.step)
-        for split in record.evaluations:
-            self.evaluations[split] = max(self.evaluations.get(split, -1), record.step)
+    folder: RunFolder
+    project: str
+    name: str
+    settings: dict[str, Any]
+    may_upload: bool = False
 
 
 class RecordReader:
-    """Reads the records of a run, each once it is complete. `settings`: those with which the run began. `restarted` is
-    called where the event log was cut back: earlier records come again. `ending`: of the event log, once it has one."""
+    """Reads the records of a run, each once it is complete. `restarted` is called where the event log was cut back:
+    earlier records come again. `ending`: of the event log, once it has one."""
 
-    def __init__(
-        self, run: RunFolder, settings: Mapping[str, Any], restarted: Callable[[], None] = lambda: None
-    ) -> None:
-        self._run, self._scale_at_first = run, str(settings.get("scale_rewards", "group"))
-        self._sets = tuple(settings.get("eval_data") or ())
+    def __init__(self, about: AboutRun, restarted: Callable[[], None] = lambda: None) -> None:
+        self._run, self._scale_at_first = about.folder, str(about.settings.get("scale_rewards", "group"))
+        self._sets = tuple(about.settings.get("eval_data") or ())
         self._restarted = restarted
-        self._event_log = Follower(run.events)
+        self._event_log = Follower(about.folder.events)
         self._begin()
 
     def _begin(self) -> None:
@@ -182,28 +172,19 @@ def _numbers(event: Event) -> dict[str, float]:
     return {str(name): value for name, value in _mapping(event.get("metrics")).items() if is_number(value)}
 
 
-@dataclass(frozen=True, slots=True)
-class AboutRun:
-    """`settings` are those of the run without paths of this machine; `may_upload`: the user has allowed the network."""
-
-    folder: RunFolder
-    project: str
-    name: str
-    settings: dict[str, Any]
-    may_upload: bool = False
-
-
 class Tracker:
     """One run in one tracker. Its methods may raise anything and take any time: the run does not wait for them."""
 
-    def open(self, about: AboutRun) -> Sent:
-        """Begin, or continue after an earlier process. → how far that was; `Sent()`: all is written again."""
-        raise NotImplementedError
+    def __init__(self, about: AboutRun) -> None:
+        self.about = about
+
+    def open(self) -> None:
+        """All records follow, from the first: in a new process, or because the event log was cut back."""
 
     def send(self, record: StepRecord) -> None:
-        """Take one record, of which nothing was sent yet."""
+        """Take the next record."""
 
-    def flush(self, sent: Sent) -> None:
+    def flush(self) -> None:
         """After all present records. Raises DiskError, and is called again then."""
 
     def close(self, ending: str) -> None:
@@ -221,19 +202,18 @@ class CsvTables(Tracker):
 
     _due = 0.0
 
-    def open(self, about: AboutRun) -> Sent:
-        self._about, self._is_behind = about, True
-        return Sent()
+    def open(self) -> None:
+        self._is_behind = True
 
     def send(self, record: StepRecord) -> None:
         self._is_behind = True
 
-    def flush(self, sent: Sent) -> None:
+    def flush(self) -> None:
         if not self._is_behind or time.monotonic() < self._due:
             return
         began = time.monotonic()
         try:
-            write_tables(self._about)
+            write_tables(self.about)
             self._is_behind = False
         finally:  # a full disk is tried again, no sooner than a table that was written
             now = time.monotonic()
@@ -241,12 +221,12 @@ class CsvTables(Tracker):
 
     def close(self, ending: str) -> None:
         self._due = 0.0
-        self.flush(Sent())
+        self.flush()
 
 
 def write_tables(about: AboutRun) -> None:
     def all_records() -> Iterator[StepRecord]:
-        reader = RecordReader(about.folder, about.settings)
+        reader = RecordReader(about)
         yield from reader.read()
         yield from reader.rest()
 
@@ -277,19 +257,18 @@ ROWS, LONGEST_CELL = 16, 2_000
 class TensorBoardFiles(Tracker):
     _writer: Any = None
 
-    def open(self, about: AboutRun) -> Sent:
+    def open(self) -> None:
         if self._writer is not None:
             self._writer.close()
-        folder = about.folder.trackers / "tensorboard"
+        folder = self.about.folder.trackers / "tensorboard"
         with writing(folder):
             if folder.exists():
                 shutil.rmtree(folder)
             make_private_folder(folder)
             # purge_step: a reader that has seen later steps of an older file forgets them.
             self._writer = import_module("tensorboardX").SummaryWriter(logdir=str(folder), purge_step=0)
-        settings = "\n".join(f"    {key}: {value}" for key, value in about.settings.items())
+        settings = "\n".join(f"    {key}: {value}" for key, value in self.about.settings.items())
         self._writer.add_text("settings", settings, 0)
-        return Sent()
 
     def send(self, record: StepRecord) -> None:
         for name, value in record.metrics().items():
@@ -299,7 +278,7 @@ class TensorBoardFiles(Tracker):
             lines = ["|".join(map(_cell, line)) for line in (header, ["---"] * len(header), *islice(rows, ROWS))]
             self._writer.add_text("completions", "\n".join(lines), record.step)
 
-    def flush(self, sent: Sent) -> None:
+    def flush(self) -> None:
         self._writer.flush()
 
     def close(self, ending: str) -> None:
@@ -319,13 +298,13 @@ MARK = "grpo_studio_run"  # a key of the run's config in trackio: a hash of the 
 class TrackioRun(Tracker):
     _trackio: Any = None
 
-    def open(self, about: AboutRun) -> Sent:
+    def open(self) -> None:
         # TRACKIO_DIR says where the database is. The others could name a server, a Space or a webhook.
         for variable in [name for name in os.environ if name.startswith("TRACKIO_") and name != "TRACKIO_DIR"]:
             del os.environ[variable]
         if self._trackio is not None:
             self._trackio.finish()
-        self._trackio = import_module("trackio")
+        self._trackio, about = import_module("trackio"), self.about
         mark = hashlib.sha256(str(about.folder.path).encode()).hexdigest()[:16]
         with contextlib.suppress(ValueError):  # there is no such project yet
             for run in list(self._trackio.Api().runs(about.project)):
@@ -334,7 +313,6 @@ class TrackioRun(Tracker):
         off: Any = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
         config = about.settings | {MARK: mark}
         self._trackio.init(project=about.project, name=about.name, config=config, resume="never", **off)
-        return Sent()
 
     def send(self, record: StepRecord) -> None:
         self._trackio.log(record.logged(self._trackio), step=record.step)
@@ -348,7 +326,8 @@ _ONLINE = re.compile(r"run-\d{8}_\d{6}-")
 
 
 class WandbProgress(BaseModel):
-    """wandb.json: how far the run `id` of wandb has come, and the changes of settings up to there."""
+    """wandb.json: the step of training and the evaluation of each split that the run `id` of wandb has come to, and the
+    changes of settings up to there."""
 
     v: int = 1
     id: str = Field(default_factory=lambda: secrets.token_hex(8), pattern="^[0-9a-f]{16}$")
@@ -375,11 +354,12 @@ def files_of(id: str) -> Path:
 class WandbRun(Tracker):
     _wandb: Any = None
     _run: Any = None
+    _written = ""
 
-    def open(self, about: AboutRun) -> Sent:
+    def open(self) -> None:
         if self._run is not None:
             self._run.finish()
-        self._about = about
+        about = self.about
         is_online = about.may_upload or os.environ.get("WANDB_MODE") == "online"
         self._path = about.folder.trackers / "wandb.json"
         progress = WandbProgress.read(self._path)
@@ -415,28 +395,36 @@ class WandbRun(Tracker):
                 **dict.fromkeys(("x_disable_stats", "x_disable_meta", "x_disable_machine_info"), True),
             ),
         )
-        return Sent(progress.step, dict(progress.evaluations))
 
     def _changes(self, step: int) -> list[Any]:
-        changes = [asdict(change) for change in read_changes(self._about.folder) if change.step <= step]
+        changes = [asdict(change) for change in read_changes(self.about.folder) if change.step <= step]
         return json.loads(json.dumps(changes))
 
     def send(self, record: StepRecord) -> None:
-        # A step that wandb has already takes the same values once more, or is dropped.
-        self._run.log(record.logged(self._wandb), step=record.step)
+        """Log what wandb does not have of the record. What it has after all takes the same values, or is dropped."""
+        progress, step = self._progress, record.step
+        evaluations = {s: m for s, m in record.evaluations.items() if step > progress.evaluations.get(s, -1)}
+        if record.training and step > progress.step:
+            record, progress.step = replace(record, evaluations=evaluations), step
+        elif evaluations:
+            record = StepRecord(step, evaluations=evaluations, scale_rewards=record.scale_rewards)
+        else:
+            return
+        self._run.log(record.logged(self._wandb), step=step)
+        progress.evaluations |= dict.fromkeys(evaluations, step)
 
-    def flush(self, sent: Sent) -> None:
-        news = {"step": sent.step, "evaluations": dict(sent.evaluations), "changes": self._changes(sent.step)}
-        progress = self._progress.model_copy(update=news)
-        if progress != self._progress or not self._path.exists():
-            self._progress = progress
-            replace_file(self._path, progress.model_dump_json())
+    def flush(self) -> None:
+        self._progress.changes = self._changes(self._progress.step)
+        text = self._progress.model_dump_json()
+        if text != self._written:
+            replace_file(self._path, text)
+            self._written = text
 
     def close(self, ending: str) -> None:
         self._run.finish(exit_code=0 if ending in ("finished", "stopped") else 1)
 
 
-MAKERS: dict[str, Callable[[], Tracker]] = {
+MAKERS: dict[str, Callable[[AboutRun], Tracker]] = {
     "csv": CsvTables,
     "tensorboard": TensorBoardFiles,
     "trackio": TrackioRun,
