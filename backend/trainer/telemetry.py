@@ -37,12 +37,9 @@ GPU_STATISTICS = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccele
 TIMED_PHASES = ("rollout", "reward", "train")  # phases of a step; the rest of its time is `time/other`
 
 
-def group_row(step: int, group: Group, token_data: Sequence[TokenData] = ()) -> GroupRow:
-    """One line of completions.jsonl; `token_data` has one entry for each completion, or is empty."""
-    problem = group.problem
-    rows = [completion_row(completion) for completion in group.completions]
-    for row, data in zip(rows, token_data, strict=False):
-        row["token_data"] = data
+def group_row(step: int, group: Group) -> GroupRow:
+    """One line of completions.jsonl."""
+    problem, rows = group.problem, [*map(completion_row, group.completions)]
     row = GroupRow(step=step, prompt=problem.prompt, answer=problem.answer, type=problem.type, completions=rows)
     if problem.images:
         row["images"] = problem.images
@@ -66,36 +63,34 @@ def completion_row(completion: Completion) -> CompletionRow:
     return row
 
 
-def token_data_of(
-    groups: Sequence[Group], records: Mapping[int, TokenRecord], tokenizer: Any, *, mask_truncated: bool
-) -> list[list[TokenData]]:
-    """The token data of every completion. `records` are by row, in the order of `backend.training.batch.pack`."""
-    found: list[list[TokenData]] = []
-    number = 0
-    for group in groups:
-        found.append([])
-        for completion in group.completions:
-            record, number = records.get(number), number + 1
-            data = TokenData(text=token_texts(completion.tokens, tokenizer), logp=_nine_digits(completion.logps))
-            found[-1].append(data)
-            mask = [int(x) for x in token_mask(completion, mask_truncated)]
-            if not all(mask):
-                data["mask"] = mask
-            if record is None:
-                continue
-            data["learned_logp"], data["ratio"] = _nine_digits(record.learned_logp), _nine_digits(record.ratio)
-            data["clipped"] = [int(is_clipped) for is_clipped in record.clipped]
-            own = np.float32(completion.advantage)  # the batch holds it in that type
-            if any(x != own for x, is_trained in zip(record.advantage, mask, strict=True) if is_trained):
-                data["advantage"] = _nine_digits(record.advantage)
-    return found
-
-
-def token_texts(tokens: Sequence[int], tokenizer: Any) -> list[str]:
-    """The text that each token adds. Of a character spread over several tokens, the last one has it."""
-    stream = TextStream(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False))
-    texts = [stream.push(token) for token in tokens]
-    return [*texts[:-1], texts[-1] + stream.rest()] if texts else []
+def add_token_data(
+    rows: Sequence[GroupRow],
+    groups: Sequence[Group],
+    records: Mapping[int, TokenRecord],
+    tokenizer: Any,
+    *,
+    mask_truncated: bool,
+) -> None:
+    """Add `token_data` to the rows of these groups. `records` are by completion, in the groups' order."""
+    completions = (completion for group in groups for completion in group.completions)
+    for number, row in enumerate(row for of_group in rows for row in of_group["completions"]):
+        completion, record = next(completions), records.get(number)
+        # The text that each token adds. Of a character spread over several tokens, the last one has it.
+        stream = TextStream(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False))
+        texts = [stream.push(token) for token in completion.tokens]
+        if texts:
+            texts[-1] += stream.rest()
+        row["token_data"] = data = TokenData(text=texts, logp=_nine_digits(completion.logps))
+        mask = [int(x) for x in token_mask(completion, mask_truncated)]
+        if not all(mask):
+            data["mask"] = mask
+        if record is None:
+            continue
+        data["learned_logp"], data["ratio"] = _nine_digits(record.learned_logp), _nine_digits(record.ratio)
+        data["clipped"] = [int(is_clipped) for is_clipped in record.clipped]
+        own = np.float32(completion.advantage)  # the batch holds it in that type
+        if any(x != own for x, is_trained in zip(record.advantage, mask, strict=True) if is_trained):
+            data["advantage"] = _nine_digits(record.advantage)
 
 
 def _nine_digits(values: Sequence[float]) -> list[float | None]:

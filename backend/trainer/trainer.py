@@ -51,7 +51,7 @@ from backend.trainer.run_context import (
 )
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.scoring import changed_files, fingerprints
-from backend.trainer.telemetry import StepTimer, group_row, report_health, token_data_of, versions
+from backend.trainer.telemetry import StepTimer, add_token_data, group_row, report_health, versions
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
 from backend.types import Group
@@ -269,13 +269,13 @@ class Trainer:
         lengths = completion_metrics(groups)
         samples = not parts.reads_labels(step, config)
         sampled = groups if samples else []
-        token_data = [[] for _ in sampled]
+        rows = [group_row(step, group) for group in sampled]
         if config.record_tokens:
             records, is_masked = parts.learner.algorithm.token_records, config.mask_truncated_completions
-            token_data = token_data_of(sampled, records, parts.policy.tokenizer, mask_truncated=is_masked)
+            add_token_data(rows, sampled, records, parts.policy.tokenizer, mask_truncated=is_masked)
         # Completions first: a reader that sees the step's line in the event log finds its completions in their file.
-        for group, of_group in zip(sampled, token_data, strict=True):
-            self.completions.append(group_row(step, group, of_group))
+        for row in rows:
+            self.completions.append(row)
         stream = parts.prompt_stream
         state = replace(
             self.state,
