@@ -9,7 +9,7 @@ from typing import Any
 from backend.runs.completion_rows import CompletionRow
 from backend.runs.run_folder import RunFolder
 from backend.sampling.sampler import Sampling
-from backend.trainer.evaluation.comparison import Completions, decoding_of
+from backend.trainer.evaluation.comparison import decoding_of
 from backend.trainer.evaluation.evaluation_rows import (
     Data,
     Decoding,
@@ -18,7 +18,6 @@ from backend.trainer.evaluation.evaluation_rows import (
     Evaluation,
     PassRule,
     RewardFunctionUsed,
-    RowSides,
     Subject,
     write_evaluation,
 )
@@ -33,7 +32,7 @@ def completion(reward: float | None, text: str = "") -> CompletionRow:
 
 def evaluated_row(index: int, before: float | None, after: float | None) -> EvaluatedRow:
     """A row with one greedy completion of each side."""
-    sides = RowSides(base=[completion(before, f"base {index}")], tuned=[completion(after, f"tuned {index}")])
+    sides: Any = {"base": [completion(before, f"base {index}")], "tuned": [completion(after, f"tuned {index}")]}
     return EvaluatedRow(index=index, prompt=f"Is it {index}?", answer=str(index), type=None, greedy=sides, sampled=None)
 
 
@@ -61,10 +60,9 @@ def evaluation(
 
 
 def _decoding(name: DecodingName, rows: list[EvaluatedRow]) -> Decoding:
-    sides: Any = {side: [row[name][side] for row in rows] for side in rows[0][name] or {}}  # pyright: ignore
-    made = {side: Completions(by_prompt, 1.0) for side, by_prompt in sides.items()}
+    sides = rows[0][name] or {}
     sampling = Sampling(0.0 if name == "greedy" else 1.0)
-    return decoding_of(name, sampling, made, rows, RULE, [1, len(sides[next(iter(sides))][0])])
+    return decoding_of(name, sampling, dict.fromkeys(sides, 1.0), rows, RULE, [1, len(sides["base"])])
 
 
 def write(run: RunFolder, name: str, prompts: int = 40, seed: int = 0, created: float = 1.76e9) -> Path:

@@ -19,7 +19,7 @@ from backend.data.files import Row
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import SPLITS, Rows, Splits, check_columns
-from backend.models.policy import Policy, load_policy
+from backend.models.policy import load_policy
 from backend.runs.archive import summary
 from backend.runs.checkpoint import arrays_of
 from backend.runs.completion_rows import CompletionRow
@@ -43,7 +43,6 @@ from backend.trainer.evaluation.evaluation_rows import (
     MeanWithInterval,
     PassRule,
     RewardFunctionUsed,
-    RowSides,
     SideName,
     SideResult,
     Subject,
@@ -205,21 +204,18 @@ def evaluate_model(
     )
     sampler = Sampler(policy, config.max_completion_length, stop=config.stop, **plan_limits(plan)[1])
     sampler.tools = Tools.of(config, inputs.tools, policy.tokenizer)
-    results = _sample_sides(evaluated, choices, policy, sampler, scoring, problems, report, check)
+    row_list: list[EvaluatedRow] = []
+    for problem in problems:
+        about = {"index": problem.index, "prompt": problem.prompt, "answer": problem.answer, "type": problem.type}
+        row_list.append(EvaluatedRow(**about, greedy=None, sampled=None))
+        if problem.images:
+            row_list[-1]["images"] = problem.images
+    took = _sample_sides(evaluated, choices, sampler, scoring, problems, row_list, report, check)
     if inputs.tools is not None:
         inputs.tools.close()
     inputs.scorer.close()
-    row_list: list[EvaluatedRow] = []
-    for i, problem in enumerate(problems):
-        about = {"index": problem.index, "prompt": problem.prompt, "answer": problem.answer, "type": problem.type}
-        row = EvaluatedRow(**about, greedy=None, sampled=None)
-        if problem.images:
-            row["images"] = problem.images
-        for decoding, sides in results.items():
-            row[decoding] = RowSides(**{side: made.by_prompt[i] for side, made in sides.items()})
-        row_list.append(row)
     decodings = [
-        decoding_of(name, _sampling(name, config), sides, row_list, rule, choices.ks) for name, sides in results.items()
+        decoding_of(name, _sampling(name, config), took[name], row_list, rule, choices.ks) for name in choices.decodings
     ]
     weights = zip(stage.names, stage.weights.at(evaluated.step), strict=True)
     evaluation = Evaluation(
@@ -281,28 +277,29 @@ def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config
 def _sample_sides(
     evaluated: EvaluatedModel,
     choices: EvaluationChoices,
-    policy: Policy,
     sampler: Sampler,
     scoring: ScoringStages,
     problems: list[Problem],
+    row_list: list[EvaluatedRow],
     report: Report,
     check: Callable[[], None],
-) -> Results:
+) -> dict[DecodingName, dict[SideName, float]]:
+    """Fill the rows of the problems with the completions of both sides. → seconds by decoding and side."""
     sides: list[SideName] = ["model"] if evaluated.run is None else ["base"] if choices.base_only else ["base", "tuned"]
     began, before = time.perf_counter(), 0.0
     total = len(sides) * sum(map(choices.count, choices.decodings))
     scoring.poll = check  # no reward function keeps an evaluation from stopping
-    results: Results = {name: {} for name in choices.decodings}
+    took: dict[DecodingName, dict[SideName, float]] = {name: {} for name in choices.decodings}
     for side in sides:
         if side == "tuned":
             assert evaluated.checkpoint is not None and evaluated.run is not None
             try:
-                policy.assign(arrays_of(evaluated.checkpoint, "weights"))
+                sampler.policy.assign(arrays_of(evaluated.checkpoint, "weights"))
             except ValueError:
                 what = f"The weights in {evaluated.checkpoint.path} do not fit the model {evaluated.config.model}"
                 why = f"it is not the one that the run {evaluated.run.name} trained."
                 raise UserError("checkpoint", f"{what}: {why}") from None
-            mx.eval(policy.arrays())
+            mx.eval(sampler.policy.arrays())
         for decoding in choices.decodings:
             began_side, count = time.perf_counter(), choices.count(decoding)
             phase = f"Sampling the {side if side == 'model' else f'{side} model'}, {decoding}"
@@ -327,11 +324,13 @@ def _sample_sides(
             )
             mx.synchronize()  # raises what has failed on the GPU, before the figures count
             before += count / total
-            rows = [[completion_row(item) for item in group.completions] for group in groups]
-            for row in (row for of_prompt in rows for row in of_prompt):
-                row.pop("advantage", None)  # nothing was compared with its group
-            results[decoding][side] = Completions(rows, time.perf_counter() - began_side)
-    return results
+            for row, group in zip(row_list, groups, strict=True):
+                rows = [completion_row(completion) for completion in group.completions]
+                for each in rows:
+                    each.pop("advantage", None)  # nothing was compared with its group
+                row[decoding] = {**(row[decoding] or {}), side: rows}
+            took[decoding][side] = time.perf_counter() - began_side
+    return took
 
 
 def _asked(row: Row, prompt_feature: str) -> tuple[str, ...]:
@@ -404,30 +403,20 @@ def pass_at_k(completions: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(completions - passed, k) / math.comb(completions, k)
 
 
-@dataclass(frozen=True, slots=True)
-class Completions:
-    """One side's completions of every prompt under one decoding, and the seconds they took."""
-
-    by_prompt: list[list[CompletionRow]]
-    seconds: float
-
-
-Results = dict[DecodingName, dict[SideName, Completions]]
-
-
 def decoding_of(
     name: DecodingName,
     sampling: Sampling,
-    sides: dict[SideName, Completions],
+    took: dict[SideName, float],
     rows: Sequence[EvaluatedRow],
     rule: PassRule | None,
     ks: Sequence[int],
 ) -> Decoding:
-    """The results of one way of sampling. `ks`: the k of pass@k; none for 1, 2, 4 …"""
-    count = len(next(iter(sides.values())).by_prompt[0])
+    """The results of one way of sampling. `took`: seconds of each side. `ks`: the k of pass@k; none for 1, 2, 4 …"""
+    by_prompt = {side: [(row[name] or {})[side] for row in rows] for side in took}
+    count = len(next(iter(by_prompt.values()))[0])
     ks = sorted({k for k in ks or [1 << power for power in range(count.bit_length())] if k <= count} | {1})
-    values = {side: _values(made.by_prompt, rule, ks) for side, made in sides.items()}
-    columns: dict[str, dict[str, Column]] = {side: {} for side in sides}
+    values = {side: _values(of_side, rule, ks) for side, of_side in by_prompt.items()}
+    columns: dict[str, dict[str, Column]] = {side: {} for side in took}
     for key in next(iter(values.values())):
         low, high = 0.0, 1.0
         if key not in ("cut_off", "different") and not key.startswith("pass/"):  # no share: the range that was seen
@@ -448,9 +437,9 @@ def decoding_of(
             pass_at={int(key.removeprefix("pass/")): mean for key, mean in own.items() if key.startswith("pass/")},
         )
     results: dict[SideName, SideResult] = {}
-    for side, made in sides.items():
-        speed = sum(row["tokens"] for of_prompt in made.by_prompt for row in of_prompt) / made.seconds
-        results[side] = SideResult(figures=figures[side], seconds=made.seconds, tokens_per_second=speed)
+    for side, seconds in took.items():
+        speed = sum(row["tokens"] for of_prompt in by_prompt[side] for row in of_prompt) / seconds
+        results[side] = SideResult(figures=figures[side], seconds=seconds, tokens_per_second=speed)
     changes = [change for row in rows if (change := change_of(row, name)) is not None]
     better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     return Decoding(

@@ -208,10 +208,7 @@ class Evaluation(_Part):
         return f"{sentence}: {'better' if change.value > 0 else 'worse'} by {_number(change, absolute=True)}."
 
 
-class RowSides(TypedDict, total=False):
-    base: list[CompletionRow]
-    tuned: list[CompletionRow]
-    model: list[CompletionRow]
+RowSides = dict[SideName, list[CompletionRow]]
 
 
 class EvaluatedRow(TypedDict):
