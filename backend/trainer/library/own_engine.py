@@ -34,36 +34,22 @@ _SAMPLES = (0, 1, 10, 100, 1_000, 10_000)  # updates whose rates are in the desc
 GivenOptimizer = Optimizer | Callable[[float], Optimizer]
 
 
-class ProgramOptimizer(Optimizer):
-    """A program's optimizer; an exception of its update becomes a UserError with its name."""
+def _guarded(optimizer: Optimizer) -> Optimizer:
+    """The optimizer, whose exceptions become a UserError with its name."""
 
-    def __init__(self, optimizer: Optimizer) -> None:  # no state of its own: mlx's __init__ would make one
-        self.optimizer = optimizer
+    def guard(method: Callable[..., Any], where: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            try:
+                return method(*arguments)
+            except Exception as error:
+                what = f"{where} of {class_name(optimizer)} raised {describe_error(error, None, 100)}."
+                raise UserError("optimizer", what, user_traceback(error)) from error
 
-    def init(self, parameters: Any) -> None:
-        self._call("Its init", lambda: self.optimizer.init(parameters))
+        return call
 
-    def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
-        return self._call("An update", lambda: self.optimizer.apply_gradients(gradients, parameters))
-
-    @property
-    def state(self) -> Any:
-        return self.optimizer.state
-
-    @property
-    def learning_rate(self) -> Any:
-        return self.optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> None:
-        self.optimizer.learning_rate = learning_rate
-
-    def _call(self, where: str, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except Exception as error:
-            what = f"{where} of {class_name(self.optimizer)} raised {describe_error(error, None, 100)}."
-            raise UserError("optimizer", what, user_traceback(error)) from error
+    optimizer.init = guard(optimizer.init, "Its init")
+    optimizer.apply_gradients = guard(optimizer.apply_gradients, "An update")
+    return optimizer
 
 
 def _maker(given: GivenOptimizer) -> Callable[[float], Optimizer]:
@@ -121,7 +107,7 @@ def _try_out(make: Callable[[float], Optimizer]) -> None:
         layer = {"self_attn": {"q_proj": lora}, "norm": {"weight": draw((16,))}}
         return {"layers": [layer], "head": {"weight": draw((8, 16))}}
 
-    optimizer, other = ProgramOptimizer(make(1e-3)), ProgramOptimizer(make(1e-3))
+    optimizer, other = _guarded(make(1e-3)), _guarded(make(1e-3))
     parameters = arrays(0)
     optimizer.init(parameters)
     for number in (1, 2):
@@ -138,7 +124,7 @@ def _try_out(make: Callable[[float], Optimizer]) -> None:
     except ValueError:
         is_alike = False
     if not is_alike:
-        what = f"An update of {class_name(optimizer.optimizer)} depends on more than the arrays that its init makes"
+        what = f"An update of {class_name(optimizer)} depends on more than the arrays that its init makes"
         raise UserError("optimizer", f"{what}, which are all that a checkpoint keeps.")
 
 
@@ -324,7 +310,7 @@ class GivenUpdates:
     def engine(self, rollout: RolloutFunction | None, config: Config) -> Engine:
         """`rollout` samples in place of ours, if given."""
         make, sample = self._make, self._sample
-        program = None if make is None else lambda rate: ProgramOptimizer(make(rate))
+        program = None if make is None else lambda rate: _guarded(make(rate))
         # Code that is not mlx's may look at its numbers, or count in Python: it is not compiled.
         own = [sample, *_leaves(sample)] if sample is not None else []
         compiles = all(type(each).__module__.startswith("mlx.") for each in own)

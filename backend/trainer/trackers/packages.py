@@ -27,7 +27,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from backend.runs.completion_rows import GroupRow
-from backend.runs.events import ENDINGS, Event, Follower, is_number, is_step
+from backend.runs.events import ENDINGS, Event, Follower, is_number
 from backend.runs.metric_names import by_set, prefixed, trl_metrics
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
@@ -68,27 +68,22 @@ class StepRecord:
 
 
 def reward_columns(groups: Iterable[GroupRow]) -> list[str]:
-    rows = (completion for group in groups for completion in group.get("completions") or ())
-    return list(dict.fromkeys(str(name) for row in rows for name in _mapping(row.get("rewards"))))
+    return list(dict.fromkeys(name for group in groups for row in group["completions"] for name in row["rewards"]))
 
 
 def table(groups: Iterable[GroupRow], rewards: Sequence[str]) -> tuple[list[str], Iterator[list[Any]]]:
     """(the columns of TRL's table of completions and ours, a row for each completion); missing values are None."""
     rows = (
         [
-            *(group.get("step"), group.get("prompt"), completion.get("text")),
-            *(_mapping(completion.get("rewards")).get(name) for name in rewards),
-            *(completion.get("advantage"), completion.get("reward"), group.get("answer")),
-            *(completion.get("stop"), completion.get("tokens")),
+            *(group["step"], group["prompt"], completion["text"]),
+            *(completion["rewards"].get(name) for name in rewards),
+            *(completion.get("advantage"), completion["reward"], group["answer"]),
+            *(completion["stop"], completion["tokens"]),
         ]
         for group in groups
-        for completion in group.get("completions") or ()
+        for completion in group["completions"]
     )
     return [*FIRST_COLUMNS, *rewards, *LAST_COLUMNS], rows
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +127,18 @@ class RecordReader:
             yield from [record for event in events for record in self._take(event)]
 
     def _take(self, event: Event) -> Iterator[StepRecord]:
-        kind, step = event.get("kind"), event.get("step")
+        kind = event.get("kind")
         self.ending = kind if kind in ENDINGS else ""
         if kind == "change":
-            scale = _mapping(event.get("settings")).get("scale_rewards")
-            self._scale = scale[-1] if isinstance(scale, list) and scale else self._scale
-        elif kind == "step" and is_step(step):
+            *_, self._scale = event["settings"].get("scale_rewards", [self._scale])
+        elif kind == "step":
             yield from self.rest()
-            self._record = StepRecord(step, training=_numbers(event), scale_rewards=self._scale)
-        elif kind == "eval" and is_step(step):
-            if self._record is None or self._record.step != step:
+            self._record = StepRecord(event["step"], _numbers(event), scale_rewards=self._scale)
+        elif kind == "eval":
+            if self._record is None or self._record.step != event["step"]:
                 yield from self.rest()
-                self._record = StepRecord(step, scale_rewards=self._scale)
-            split, numbers = str(event.get("split") or "valid"), _numbers(event)
+                self._record = StepRecord(event["step"], scale_rewards=self._scale)
+            split, numbers = event["split"], _numbers(event)
             found = by_set(numbers, self._sets) if split == "valid" else {split: numbers}
             self._record = replace(self._record, evaluations={**self._record.evaluations, **found})
         elif kind in ENDINGS or (kind == "phase" and event.get("phase") == "sampling"):
@@ -156,20 +150,15 @@ class RecordReader:
             yield replace(record, groups=self._groups_of(record.step)) if record.training else record
 
     def _groups_of(self, step: int) -> tuple[Any, ...]:
-        while not (self._lines and _step_of(self._lines[-1]) > step) and (more := self._completions.read()):
+        while not (self._lines and self._lines[-1]["step"] > step) and (more := self._completions.read()):
             self._lines = more if self._completions.restarted else [*self._lines, *more]
-        own = tuple(line for line in self._lines if _step_of(line) == step)
-        self._lines = [line for line in self._lines if _step_of(line) > step]
+        own = tuple(line for line in self._lines if line["step"] == step)
+        self._lines = [line for line in self._lines if line["step"] > step]
         return own
 
 
-def _step_of(line: Event) -> int:
-    step = line.get("step")
-    return step if is_step(step) else 0
-
-
 def _numbers(event: Event) -> dict[str, float]:
-    return {str(name): value for name, value in _mapping(event.get("metrics")).items() if is_number(value)}
+    return {name: value for name, value in event["metrics"].items() if is_number(value)}
 
 
 class Tracker:
