@@ -416,18 +416,3 @@ def test_the_tuned_side_is_the_trained_weights(run: RunFolder, monkeypatch: pyte
     assert evaluated.checkpoint is not None and len(policies) == 1, "one model is loaded for both sides"
     saved, now = arrays_of(evaluated.checkpoint, "weights"), policies[0].trainable()
     assert saved.keys() == now.keys() and all((saved[name] == now[name]).all().item() for name in saved)
-
-
-def test_a_request_to_stop_is_heard_between_decoding_steps(run: RunFolder) -> None:
-    class Enough(Exception): ...
-
-    calls = 0
-
-    def check() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 4:  # the first two are before and after loading
-            raise Enough
-
-    with pytest.raises(Enough):
-        evaluate_model(find_evaluated(str(run.path), None), EvaluationChoices(), "x", check=check)

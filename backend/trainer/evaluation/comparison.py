@@ -153,9 +153,8 @@ def evaluate_model(
     choices: EvaluationChoices,
     name: str,
     report: Report = lambda progress: None,
-    check: Callable[[], None] = lambda: None,
 ) -> tuple[Evaluation, list[EvaluatedRow]]:
-    """Run an evaluation; nothing is written. `check` is called often and may raise to stop. Raises UserError."""
+    """Run an evaluation; nothing is written. Raises UserError."""
     began, created, notes = time.perf_counter(), time.time(), list[str]()
     config, run, saved = evaluated.config, evaluated.run, evaluated.checkpoint
     report(EvaluationProgress("Reading the dataset"))
@@ -178,12 +177,10 @@ def evaluate_model(
     if rule is None:
         what = "No reward function here is known to say what is right, so there is no pass@k; choose one with --pass."
         notes.append(what)
-    check()
     report(EvaluationProgress("Loading the model"))
     dtype, sentence = dtype_here([config])
     notes += [sentence] if sentence else []
     policy = load_policy(config.model_copy(update={"dtype": dtype}), notes.append)
-    check()
     prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(of_rows, inputs.schemas), source)
     problems = prompts.first(choices.limit)
     if not problems:
@@ -210,7 +207,7 @@ def evaluate_model(
         row_list.append(EvaluatedRow(**about, greedy=None, sampled=None))
         if problem.images:
             row_list[-1]["images"] = problem.images
-    took = _sample_sides(evaluated, choices, sampler, scoring, problems, row_list, report, check)
+    took = _sample_sides(evaluated, choices, sampler, scoring, problems, row_list, report)
     if inputs.tools is not None:
         inputs.tools.close()
     inputs.scorer.close()
@@ -282,13 +279,11 @@ def _sample_sides(
     problems: list[Problem],
     row_list: list[EvaluatedRow],
     report: Report,
-    check: Callable[[], None],
 ) -> dict[DecodingName, dict[SideName, float]]:
     """Fill the rows of the problems with the completions of both sides. → seconds by decoding and side."""
     sides: list[SideName] = ["model"] if evaluated.run is None else ["base"] if choices.base_only else ["base", "tuned"]
     began, before = time.perf_counter(), 0.0
     total = len(sides) * sum(map(choices.count, choices.decodings))
-    scoring.poll = check  # no reward function keeps an evaluation from stopping
     took: dict[DecodingName, dict[SideName, float]] = {name: {} for name in choices.decodings}
     for side in sides:
         if side == "tuned":
@@ -305,7 +300,6 @@ def _sample_sides(
             phase = f"Sampling the {side if side == 'model' else f'{side} model'}, {decoding}"
 
             def poll(done: float, phase: str = phase, share: float = count / total, before: float = before) -> None:
-                check()
                 whole = before + share * done
                 elapsed = time.perf_counter() - began
                 report(EvaluationProgress(phase, whole, elapsed / whole * (1 - whole) if whole else None))
