@@ -1,5 +1,6 @@
 """Computes the answers of an endpoint, in one thread. Requests with the same model and sampling are decoded together by
-the scheduler of a rollout, and join while others are decoded. What it cannot batch (constrained decoding, penalties,
+the scheduler of a rollout, and join while others are decoded: long prompts are read in pieces, between their tokens.
+What it cannot batch (constrained decoding, penalties,
 top log-probabilities, models with other caches) is decoded token by token, in turns."""
 
 from __future__ import annotations
@@ -7,8 +8,9 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +20,8 @@ from backend.engine.chunk_sizes import PREFILL_TOKENS
 from backend.engine.device import release_cached_buffers
 from backend.runs.completion_rows import Stop
 from backend.sampling.cached_sequence import CachedSequence, SampledToken
-from backend.sampling.outputs import LENGTH, REASONS, CompletionBuffer
+from backend.sampling.outputs import LENGTH, OPEN, REASONS, CompletionBuffer
+from backend.sampling.rollout import Prompts
 from backend.sampling.sampler import Sampling, SamplingState, keyed_uniforms
 from backend.sampling.scheduler import AdmittedRows, ParkedRow, Scheduler
 from backend.utils.errors import UserError
@@ -27,6 +30,7 @@ from backend.utils.machine import machine_bytes
 CHUNK = 4  # decoding steps between two looks at the requests
 LONGEST = 32_768  # tokens of an answer
 EXPECTED = 1024  # further tokens of an answer, for which memory is reserved
+PIECE, PIECE_ALONE = 512, 2048  # tokens of a prompt that are read at once, while other rows are decoded and without any
 REUSED = 32  # fewest tokens of a prompt worth taking from the cache
 MOST_PREFIXES = 64
 MODEL_FAILED = "model"  # the setting of an error that no request has caused
@@ -159,6 +163,8 @@ class Lane:
         self.model, self.sampler, self._prefixes = model, sampler, prefixes
         self.arrived: deque[Job] = deque()
         self._jobs: dict[int, Job] = {}  # by place
+        self._reading: Iterator[None] | None = None
+        self._read: list[AdmittedRows] = []
         # Twice as many places as rows: the places of ended rows are taken until the batch is compacted.
         self._outputs = CompletionBuffer(2 * rows, LONGEST, policy.tokenizer, policy.eos_ids, ())
         self._reported = np.zeros(2 * rows, np.int64)
@@ -176,17 +182,30 @@ class Lane:
 
     @property
     def waiting(self) -> int:
-        """How many of the next answers have room in memory. All rows have the length of the longest."""
+        """Answers whose prompts are read."""
+        return sum(len(each.index) for each in self._read)
+
+    def admit(self, count: int) -> list[AdmittedRows]:
+        """All that are `waiting`: no more prompts are read than rows are free."""
+        admissions, self._read = self._read, []
+        return admissions
+
+    def _startable(self) -> int:
+        """How many of the answers that have arrived have a row, and room in memory. All rows have the length of the
+        longest."""
         begun = [_columns(job, int(self._reported[place])) for place, job in self._jobs.items()]
-        longest = max(begun, default=0)
-        for count, job in enumerate(self.arrived):
+        longest, most = max(begun, default=0), self._scheduler.max_rows
+        if begun and most - len(begun) < max(1, most // 8):  # as the scheduler admits them: several are read together
+            return 0
+        for count, job in enumerate(islice(self.arrived, most - len(begun))):
             longest = max(longest, _columns(job, 0))
             if (len(begun) + count + 1) * longest > self._most_columns:
                 return count if begun else max(count, 1)
-        return len(self.arrived)
+        return min(len(self.arrived), most - len(begun))
 
-    def admit(self, count: int) -> list[AdmittedRows]:
-        """Begin the next `count` answers. Equal prompts are read once, and what the cache has is not read again."""
+    def _start(self, count: int) -> Iterator[None]:
+        """Read the prompts of the next `count` answers, piece by piece. Equal prompts are read once, and what the cache
+        has is not read again."""
         jobs = [self.arrived.popleft() for _ in range(count)]
         taken = {*self._jobs, *self._scheduler.rows.index.tolist()}
         free = (place for place in range(len(self._reported)) if place not in taken)
@@ -198,24 +217,38 @@ class Lane:
             self._uniform_NT[place, : job.max_tokens] = job.uniforms()
             places.setdefault(tuple(job.prompt), []).append(place)
         cached = {prompt: self._prefixes.longest(self.model.name, list(prompt)) for prompt in places}
-        admissions: list[AdmittedRows] = []
         for prompts in _alike(list(places), {prompt: len(row.unread) for prompt, row in cached.items() if row}):
             rows = [row for prompt in prompts if (row := cached[prompt]) is not None]
-            prefilled = self.sampler.read_on(rows) if rows else self.sampler.prefill([(list(p), None) for p in prompts])
+            whole: Prompts = [(list(prompt), None) for prompt in prompts]
             index = np.array([place for prompt in prompts for place in places[prompt]])
             prompt_of = np.repeat(np.arange(len(prompts)), [len(places[prompt]) for prompt in prompts])
-            admissions.append(AdmittedRows(prefilled, index, prompt_of))
-        return admissions
+            for prefilled in self.sampler.read_on_pieces(rows) if rows else self.sampler.prefill_pieces(whole):
+                if not any(place in self._jobs for place in index):  # their clients have left
+                    break
+                if prefilled is None:
+                    yield
+                else:
+                    self._read.append(AdmittedRows(prefilled, index, prompt_of))
 
     def advance(self) -> bool:
-        """Decode some tokens in every row. False: there are none."""
+        """Decode some tokens in every row, and read a piece of the prompts that come next. False: there are none."""
         for place, job in list(self._jobs.items()):
             if job.is_cancelled:
                 self._outputs.stop[place] = LENGTH
                 del self._jobs[place]
         self.arrived = deque(job for job in self.arrived if not job.is_cancelled)
+        if self._reading is None and (count := self._startable()):
+            self._reading = self._start(count)
+        decodes = bool((self._outputs.stop[self._scheduler.rows.index] == OPEN).any())
+        self.sampler.prefill_chunk = PIECE if decodes else PIECE_ALONE
+        if self._reading is not None and next(self._reading, True):
+            self._reading = None
+        for each in self._read:
+            is_open = np.isin(each.index, [*self._jobs])  # the others' clients have left
+            each.index, each.prompt = each.index[is_open], each.prompt[is_open]
+        self._read = [each for each in self._read if len(each.index)]
         if not self._scheduler.schedule():
-            return False
+            return self._reading is not None or bool(self.arrived)
         self._scheduler.decode_chunk()
         for place, job in list(self._jobs.items()):
             start, end = int(self._reported[place]), int(self._outputs.length[place])

@@ -215,22 +215,30 @@ class Sampler:
         return notes + (self.tools.host.new_notes() if self.tools is not None else [])
 
     def prefill(self, prompts: Prompts) -> Prefilled:
+        *_, prefilled = self.prefill_pieces(prompts)
+        assert prefilled is not None
+        return prefilled
+
+    def prefill_pieces(self, prompts: Prompts) -> Iterator[Prefilled | None]:
+        """None after each piece of `prefill_chunk` tokens, which may change meanwhile, then the prefilled prompts."""
         split_model, length = self.fused.split_model, max(len(ids) for ids, _ in prompts)
         pad_P = [length - len(ids) for ids, _ in prompts]
         tokens = mx.array([[self.policy.pad_id] * pad + ids for pad, (ids, _) in zip(pad_P, prompts, strict=True)])
         images = [own for _, own in prompts]
         padded = padded_images(images, length, pad_P) if any(images) else None
         cache = [BatchKVCache(pad_P) for _ in new_prompt_cache(self.policy.model)]
-        chunk = min(self.prefill_chunk, max(1, PREFILL_TOKENS // len(prompts)))
-        hidden = None
-        for start in range(0, length, chunk):
+        hidden, start = None, 0
+        while start < length:
+            end = start + min(self.prefill_chunk, max(1, PREFILL_TOKENS // len(prompts)))
             # The padding's own keys are masked by the cache (`pad_P`), and its positions are negative: real tokens
             # start at 0.
-            hidden = read_prompt(split_model, tokens, cache, (start, start + chunk), padded)
+            hidden = read_prompt(split_model, tokens, cache, (start, end), padded)
             mx.eval(hidden, [(layer.keys, layer.values) for layer in cache])
+            start = end
+            yield None
         assert hidden is not None
         # Left padding puts every prompt's last token into the last column.
-        return self._prefilled(hidden[:, -1], cache, np.array(pad_P), shifts(images))
+        yield self._prefilled(hidden[:, -1], cache, np.array(pad_P), shifts(images))
 
     def _prefilled(
         self, hidden_PH: mx.array, cache: list[BatchKVCache], pad_P: np.ndarray, shift_P: np.ndarray | None
@@ -242,8 +250,14 @@ class Sampler:
         return Prefilled(self.fused.split_model.logits(hidden_PH), keys, values, pad_P, shift_P)
 
     def read_on(self, rows: list[ParkedRow]) -> Prefilled:
-        """Read the unread tokens of parked rows together: padded on the left before what they have read, on the right
-        after what they have not."""
+        """Read the unread tokens of parked rows together."""
+        *_, prefilled = self.read_on_pieces(rows)
+        assert prefilled is not None
+        return prefilled
+
+    def read_on_pieces(self, rows: list[ParkedRow]) -> Iterator[Prefilled | None]:
+        """`read_on` as `prefill_pieces`. Rows are padded on the left before what they have read, on the right after
+        what they have not."""
         lengths = [row.columns for row in rows]
         unread = [len(row.unread) for row in rows]
         longest, most = max(lengths), max(unread)
@@ -256,14 +270,17 @@ class Sampler:
             layer.offset, layer._idx = layer.offset + longest + mx.array(shift_P), longest
             layer.prepare(right_padding=[most - count for count in unread])
         tokens = mx.array([row.unread + [self.policy.pad_id] * (most - len(row.unread)) for row in rows])
-        pieces: list[mx.array] = []
-        for start in range(0, most, self.prefill_chunk):
-            pieces.append(self.fused.split_model.hidden(tokens[:, start : start + self.prefill_chunk], cache))
+        pieces, start = list[mx.array](), 0
+        while start < most:
+            end = start + self.prefill_chunk
+            pieces.append(self.fused.split_model.hidden(tokens[:, start:end], cache))
             mx.eval(pieces[-1], [(layer.keys, layer.values) for layer in cache])
+            start = end
+            yield None
         for layer in cache:
             layer.finalize()  # moves the padding to the left
         hidden_PH = mx.concatenate(pieces, axis=1)[mx.arange(len(rows)), mx.array(unread) - 1]
-        return self._prefilled(hidden_PH, cache, longest + most - np.array(lengths) - np.array(unread), shift_P)
+        yield self._prefilled(hidden_PH, cache, longest + most - np.array(lengths) - np.array(unread), shift_P)
 
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
         """One compiled decoding step: feed the last tokens, write a cache column, sample the next tokens (or return

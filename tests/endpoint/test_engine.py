@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -124,16 +125,49 @@ def test_answers_wait_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert max(together) == 3 and set(ends) <= {"eos", "length"}
 
 
+def test_a_long_prompt_is_read_between_the_tokens_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three prompts, of which one is cancelled while it is read; the answers are those of each alone."""
+    model = model_of(tiny_model(tmp_path / "model", layers=1, own={"max_position_embeddings": 4096}))
+    monkeypatch.setattr(engine_module, "PIECE", 32)
+    engine, heard, ids = Engine(8), list[str](), np.random.default_rng(0).integers(4, 300, 1000).tolist()
+    jobs = {"short": Job(model, ids[:5], Sampling(), 300, 1, print)}
+    jobs |= {"long": Job(model, ids, Sampling(), 4, 2, print), "left": Job(model, ids[::-1], Sampling(), 4, 3, print)}
+    tokens, ended = {name: list[int]() for name in jobs}, list[str]()
+
+    def tell(name: str, new: Sequence[SampledToken], end: Any) -> None:
+        heard.append(name)
+        tokens[name] += [token.token for token in new]
+        if heard == ["short"]:
+            engine.submit(jobs["left"])
+        if heard.count("short") == 10 and name == "short":
+            jobs["left"].is_cancelled = True
+            engine.submit(jobs["long"])
+        ended.extend([name] if end else [])
+        if len(ended) == 2:
+            engine.stop()
+
+    for name, job in jobs.items():
+        job.tell = partial(tell, name)
+    engine.submit(jobs["short"])
+    engine.run()
+    before = heard.index("long")
+    assert before > 30 and heard[-1] == "short" and not tokens["left"], "read in 32 pieces, while the other went on"
+    for name in ("short", "long"):
+        alone = CachedSequence(model.policy.model, model.policy.split_model)
+        steps = alone.generate(jobs[name].prompt, Sampling(), jobs[name].uniforms())
+        assert tokens[name] == [next(steps).token for _ in tokens[name]] and tokens[name]
+
+
 def test_a_failing_model_fails_its_requests_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(tiny_model(tmp_path / "model", layers=1))
-    prefill = model.sampler.prefill
+    prefill = model.sampler.prefill_pieces
 
     def broken(prompts: Any) -> Any:
         if prompts[0][0] == [9]:
             raise RuntimeError("out of memory")
         return prefill(prompts)
 
-    monkeypatch.setattr(model.sampler, "prefill", broken)
+    monkeypatch.setattr(model.sampler, "prefill_pieces", broken)
     warm = Sampling(0.5)  # of another lane
     ends = answered([Job(model, [9], Sampling(), 3, 0, print), Job(model, [5, 6], warm, 3, 0, print)])
     (failure,) = [end for end in ends if isinstance(end, UserError)]
