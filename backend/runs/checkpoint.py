@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
+import hashlib
 import json
 import os
 import time
@@ -153,12 +154,9 @@ def rotate(run: RunFolder, keep: int) -> None:
 def file_sums(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """File name → length and XXH3 (64 bits), which finds damage. Raises OSError."""
     found: dict[str, dict[str, Any]] = {}
-    part = memoryview(bytearray(4 << 20))  # a run that has just run out of memory is saved too
     for path in sorted(files):
-        sums = xxhash.xxh3_64()
         with path.open("rb", buffering=0) as file:
-            while count := file.readinto(part):
-                sums.update(part[:count])
+            sums: Any = hashlib.file_digest(file, xxhash.xxh3_64)
         found[path.name] = {"bytes": path.stat().st_size, "xxh3": sums.hexdigest()}
     return found
 

@@ -98,20 +98,15 @@ class QueueFile:
             return queue.waiting.index(run)
 
     def remove(self, run: RunFolder) -> None:
-        with self._locked():
-            entry = self._waiting(run)
-            self._write(self._listed().without(entry))
+        self._update(lambda queue: queue.without(self._waiting(run)))
 
     def move(self, run: RunFolder, place: int) -> None:
         """Put a waiting run at a place, from 0; beyond the end is the end."""
-        with self._locked():
-            entry = self._waiting(run)
-            self._write(self._listed().moved(entry, max(0, place)))
+        self._update(lambda queue: queue.moved(self._waiting(run), max(0, place)))
 
     def change(self, **changes: Any) -> None:
         """Change `is_paused` or `pauses_after_failure`."""
-        with self._locked():
-            self._write(replace(self._listed(), **changes))
+        self._update(lambda queue: replace(queue, **changes))
 
     def rewrite_settings(self, run: RunFolder, text: str) -> None:
         """Replace a waiting run's config.yaml; refused once the run has begun."""
@@ -145,9 +140,11 @@ class QueueFile:
 
     def settle(self, run: RunFolder) -> None:
         """Note that the process of this run has ended. A run stays if another process holds it."""
+        self._update(lambda queue: replace(queue if run.is_locked() else queue.without(run), starting=None))
+
+    def _update(self, change: Callable[[Queue], Queue]) -> None:
         with self._locked():
-            queue = replace(self._listed(), starting=None)
-            self._write(queue if run.is_locked() else queue.without(run))
+            self._write(change(self._listed()))
 
     @contextmanager
     def _locked(self) -> Generator[None]:
