@@ -17,6 +17,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from backend.runs.run_folder import RunFolder
+from backend.trainer.control import StopRequested, raising_stop
 from backend.trainer.machine import fault_of_gpu
 from backend.utils.disk import fault_of, writing
 from backend.utils.errors import UserError, log_traceback
@@ -83,6 +84,17 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(USER_ERROR) from None
 
     return wrapper
+
+
+@contextmanager
+def stoppable(sentence: str, say: Callable[[object], None] = tell_error) -> Iterator[None]:
+    """Exit with STOPPED and a message at a stop signal, which the message may name as {stop}."""
+    try:
+        with raising_stop():
+            yield
+    except StopRequested as stop:
+        say(sentence.format(stop=stop))
+        raise typer.Exit(STOPPED) from None
 
 
 def print_problems(error: UserError) -> None:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from backend.cli.common import STOPPED, AllowCode, RunsDir, ignore_sighup, tell, tell_error, tell_json, verb
+from backend.cli.common import AllowCode, RunsDir, ignore_sighup, stoppable, tell, tell_error, tell_json, verb
 from backend.cli.completions import RunOrModel, checkpoints
 from backend.cli.display import format_number, new_console, new_table, print_line
 from backend.config.config import load
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.run_folder import find_run
 from backend.runs.steering import run_config
-from backend.trainer.control import StopRequested, raising_stop
 from backend.trainer.evaluation.evaluation_rows import (
     Evaluation,
     Figures,
@@ -97,12 +96,8 @@ def evaluate(
     )
     folder = out or (evaluated.run.evaluations if evaluated.run is not None else None)
     at = "-base" if is_base_only else f"-step-{saved.state.step}" if (saved := evaluated.checkpoint) is not None else ""
-    try:
-        with raising_stop(), _progress(is_stream) as report:
-            evaluation, rows = evaluate_model(evaluated, choices, name, report)
-    except StopRequested:
-        tell_error("Stopped; nothing was written.")
-        raise typer.Exit(STOPPED) from None
+    with stoppable("Stopped; nothing was written."), _progress(is_stream) as report:
+        evaluation, rows = evaluate_model(evaluated, choices, name, report)
     name = name or f"{Path(evaluation.data.split).stem}{at}"
     evaluation = evaluation.model_copy(update={"name": free_name(folder, name) if folder is not None else name})
     path = None if folder is None else write_evaluation(folder, evaluation, rows)

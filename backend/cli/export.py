@@ -17,14 +17,13 @@ from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from backend.cli.common import STOPPED, AllowCode, AsJson, RunsDir, ignore_sighup, tell, tell_error, tell_json, verb
+from backend.cli.common import AllowCode, AsJson, RunsDir, ignore_sighup, stoppable, tell, tell_error, tell_json, verb
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.display import new_console, new_table
 from backend.config.config import Config, load, read
 from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS, settings_of
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.run_folder import RunFolder, find_run
-from backend.trainer.control import StopRequested, raising_stop
 from backend.utils.disk import gigabytes
 from backend.utils.errors import UserError
 from backend.utils.files import is_file, user_path
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from backend.export.export_run import Export
 
 EVERY_S = 0.2  # between two lines of byte progress
+STOPPED = "Stopped because {stop}; a model is put in its place whole or not at all."
 
 # Any word is read, and one that is no target or format refused with a sentence.
 Target = Annotated[str, typer.Option("--to", metavar="<where>", help=f"{', '.join(TARGETS)}.")]
@@ -75,7 +75,7 @@ def export(
     if to == "trl":
         from backend.export.trl_folder import export_trl
 
-        with _stopping():
+        with stoppable(STOPPED):
             config, own_name = given_settings(run, runs_dir, allow_code)
             trl = export_trl(config, name or f"{own_name}-trl", folder, overwrite=overwrite, tell=report)
         remarks = trl.sentences() or ["Every setting is carried over."]
@@ -92,7 +92,7 @@ def export(
     if held_out:
         require_allowed(read(run_folder.config), allow=allow_code)
     request = Export(to, name or run_folder.name, folder, chosen, checkpoint, held_out, overwrite, fetch)
-    with _stopping():
+    with stoppable(STOPPED):
         if preview:
             return _preview(run_folder, request, repo, not public, report, as_json)
         if to == "hub":
@@ -109,16 +109,6 @@ def _tell_export(about: dict[str, Any], sentences: list[str], place: object, as_
     for sentence in sentences:
         tell_error(sentence)
     tell(place)
-
-
-@contextmanager
-def _stopping() -> Iterator[None]:
-    try:
-        with raising_stop():
-            yield
-    except StopRequested as stop:
-        tell_error(f"Stopped because {stop}; a model is put in its place whole or not at all.")
-        raise typer.Exit(STOPPED) from None
 
 
 def _reporter(as_json: bool) -> Callable[..., None]:

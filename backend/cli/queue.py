@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from backend.cli import help_page
-from backend.cli.common import STOPPED, AllowCode, AsJson, RunsDir, ignore_sighup, tell, tell_json, verb
+from backend.cli.common import STOPPED, AllowCode, AsJson, RunsDir, ignore_sighup, stoppable, tell, tell_json, verb
 from backend.cli.completions import Changes, run_names
 from backend.config.config import read
 from backend.rewards.allowed_code import require_allowed
@@ -106,17 +106,11 @@ def move(
 @ignore_sighup
 def run_queue(runs_dir: RunsDir = None) -> None:
     """Train the waiting runs one after the other until the queue is empty. Waits for a run that is already training."""
-    from backend.trainer.control import StopRequested, raising_stop
-
     file = QueueFile(runs_dir)
     if file.read().is_paused:
         raise UserError("queue", "The queue is paused; `queue resume` lets it go on.")
-    try:
-        with raising_stop():
-            reason = train_queue(file, lambda sentence: tell(sentence, flush=True))
-    except StopRequested:
-        tell("\nThe queue stops here. A run that trains goes on; `queue run` goes on with the rest.")
-        raise typer.Exit(STOPPED) from None
+    with stoppable("\nThe queue stops here. A run that trains goes on; `queue run` goes on with the rest.", tell):
+        reason = train_queue(file, lambda sentence: tell(sentence, flush=True))
     tell(_state_sentence(file))
     if reason == "paused":
         raise typer.Exit(STOPPED)
