@@ -116,9 +116,7 @@ def preview_rows(
 ) -> dict[str, Any]:
     """{rows: [{column: text}], tokens: [a row's, None where not known], images: [a row's paths]}. `numbers`: rows to
     show instead of `count` from `start` on."""
-    config = settings_of(settings)
-    opened = open_dataset(config, map_rows_of(config)[0])
-    rows = opened.rows(split)
+    config, opened, rows, source = _open_split(settings, split)
     indices = numbers or range(start, min(start + count, len(rows)))
     cells = [{name: cell_text(value, CELL) for name, value in rows[index].items()} for index in indices]
     lengths: list[int | None] = [None] * len(indices)
@@ -127,7 +125,6 @@ def preview_rows(
         tally = _tally(opened, split, config, tokenizer)
         tally.measure(indices, tokenizer)
         lengths = [length if length >= 0 else None for length in (tally.lengths[index] for index in indices)]
-    source = opened.source_of(split, config.data)
     prompt_format = PromptFormat.of(config, labelled=config.learns_labels)
     images: list[list[str]] = [[] for _ in indices]
     for found, index in zip(images, indices, strict=True):
@@ -142,21 +139,18 @@ def preview_row(call: QuestionCall, settings: Settings, split: str, index: int) 
     A row in full, and its prompt as the model gets it; `kept` tokens of a prompt that is cut. Without a tokenizer
     `tokens` is None, and a fault says why; while one is being loaded, the rest is reported with `loading`.
     """
-    config = settings_of(settings)
-    opened = open_dataset(config, map_rows_of(config)[0])
-    if not 0 <= index < len(opened.rows(split)):
-        raise UserError("data", f"{opened.source_of(split, config.data)} has no row {index + 1} any more.")
-    row = opened.rows(split)[index]
+    config, _, rows, source = _open_split(settings, split)
+    if not 0 <= index < len(rows):
+        raise UserError("data", f"{source} has no row {index + 1} any more.")
+    row = rows[index]
     cells = [{"name": name, "kind": kind_of(value), "text": cell_text(value, FULL_CELL)} for name, value in row.items()]
     answer: dict[str, Any] = {"cells": cells, "messages": [], "answer": "", "type": None, "tokens": None, "kept": None}
     answer |= {"pieces": [], "images": [], "has_template": True, "faults": []}
     if not is_warm(config):
-        call.report(
-            _with_prompt(answer, index, row, None, config, opened.source_of(split, config.data)) | {"loading": True}
-        )
+        call.report(_with_prompt(answer, index, row, None, config, source) | {"loading": True})
     tokenizer = _tokenizer(config, answer)
     call.check()
-    return _with_prompt(answer, index, row, tokenizer, config, opened.source_of(split, config.data))
+    return _with_prompt(answer, index, row, tokenizer, config, source)
 
 
 def _with_prompt(
@@ -186,8 +180,7 @@ def _with_prompt(
 def preview_counts(call: QuestionCall, settings: Settings, split: str, most: int | None = None) -> dict[str, Any]:
     """`PromptLengths.summary` and `no_tokens`, the reason why there are no lengths. Reports the same while it counts
     the first `most` rows, or all, in `preview_order`."""
-    config = settings_of(settings)
-    opened = open_dataset(config, map_rows_of(config)[0])
+    config, opened, _, _ = _open_split(settings, split)
     answer: dict[str, Any] = {"faults": []}
     tokenizer = _tokenizer(config, answer)
     no_tokens = answer["faults"][0]["sentence"] if tokenizer is None else ""
@@ -205,12 +198,11 @@ def preview_counts(call: QuestionCall, settings: Settings, split: str, most: int
 
 def preview_variety(call: QuestionCall, settings: Settings, split: str) -> dict[str, Any]:
     """`PromptVariety.to_dict`: how varied the split's prompts are."""
-    config = settings_of(settings)
-    opened = open_dataset(config, map_rows_of(config)[0])
-    depends = tuple(str(getattr(config, key)) for key in (*_PROMPT_TEXT, "answer_feature"))
+    config, opened, rows, source = _open_split(settings, split)
+    depends = [str(getattr(config, key)) for key in (*_PROMPT_TEXT, "answer_feature")]
     counted_with, answer = opened.computed.get(("variety", split), (None, None))
-    if answer is None or counted_with != depends:
-        answer = prompt_variety(opened.rows(split), config, opened.source_of(split, config.data)).to_dict()
+    if counted_with != depends:
+        answer = prompt_variety(rows, config, source).to_dict()
         opened.computed["variety", split] = (depends, answer)
     return answer
 
@@ -222,9 +214,15 @@ def preview_difficulty(call: QuestionCall, settings: Settings, split: str) -> di
     found = newest_run(config)
     if found is None:
         return {}
+    config, _, rows, source = _open_split(settings, split)
+    return {"run": found[0].name, "rows": solved_prompts(rows, config, source, *found)}
+
+
+def _open_split(settings: Settings, split: str) -> tuple[Config, Splits, Any, str]:
+    """(settings, their dataset, the rows of a split, where these are from)."""
+    config = settings_of(settings)
     opened = open_dataset(config, map_rows_of(config)[0])
-    solved = solved_prompts(opened.rows(split), config, opened.source_of(split, config.data), *found)
-    return {"run": found[0].name, "rows": solved}
+    return config, opened, opened.rows(split), opened.source_of(split, config.data)
 
 
 def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:
