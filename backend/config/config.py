@@ -4,7 +4,7 @@ depends on a group of settings tags the fields (`used_by`) and asks `keys_used_b
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,6 @@ from backend.config.settings.model_and_data import DataFields, ModelFields
 from backend.config.settings.training import TrainingFields
 from backend.config.stages import validated_stages
 from backend.rewards.catalogue import nearest, split_names, with_absolute_file
-from backend.sampling.output_grammar import is_schema
 from backend.tools.mcp_settings import OPENENV, with_absolute_paths
 from backend.utils.documents import read_yaml, validation_error
 from backend.utils.errors import ConfigProblem, UserError
@@ -133,47 +132,38 @@ def read(path: str | Path) -> dict[str, Any]:
 
 def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings with relative paths that exist in `folder` made absolute."""
-    resolved = dict(raw)
-    for key in (*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)):
-        value: Any = raw.get(key)
-        if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
-            value = cast("list[Any]", value)[0]
-        if not isinstance(value, str) or not value or (key == "output_schema" and is_schema(value)):
-            continue
-        if not Path(value).is_absolute() and exists(folder / value):
-            resolved[key] = os.path.realpath(folder / value)
-    if isinstance(sets := raw.get("eval_data"), dict):
-        resolved["eval_data"] = {
-            name: resolve_paths(folder, about)
-            if isinstance(about, dict)
-            else resolve_paths(folder, {"data": about})["data"]
-            for name, about in cast("dict[Any, Any]", sets).items()
-        }
 
-    def absolute(entry: Any) -> Any:
+    def of_path(value: Any) -> Any:
+        only: Any = value[0] if isinstance(value, list) and len(cast("list[Any]", value)) == 1 else value
+        is_path = isinstance(only, str) and only and not Path(only).is_absolute() and exists(folder / only)
+        return os.path.realpath(folder / only) if is_path else value
+
+    def of_code(entry: Any) -> Any:
         if isinstance(entry, str) and entry.startswith(OPENENV):
             place = folder / entry.removeprefix(OPENENV)
             return OPENENV + os.path.realpath(place) if place.is_dir() else entry
         return with_absolute_file(entry, folder) if isinstance(entry, str) else entry
 
-    rewards = {key: raw.get(key) for key in ("reward_functions", "reward_model_name_or_path")}
-    if raw.get("reward_funcs") is not None:  # TRL's, where a function has an import path
-        rewards["reward_funcs"] = reward_entries(raw["reward_funcs"])
-    for key, listed in rewards.items():
-        if isinstance(listed, str) and ("::" in listed or "/" in listed):
-            listed = split_names(listed)
-        if isinstance(listed, list):
-            resolved[key] = [absolute(one) for one in listed]
-    if isinstance(servers := raw.get("mcp_servers"), dict):
-        every = cast("dict[Any, Any]", servers).items()
-        resolved["mcp_servers"] = {name: with_absolute_paths(about, folder) for name, about in every}
-    if isinstance(environment := raw.get("environment"), dict):
-        resolved["environment"] = {name: absolute(one) for name, one in cast("dict[Any, Any]", environment).items()}
-    elif environment:
-        resolved["environment"] = absolute(environment)
-    if isinstance(stages := raw.get("stages"), list):
-        resolved["stages"] = [resolve_paths(folder, one) if isinstance(one, dict) else one for one in stages]
-    return resolved
+    def of_rewards(listed: Any) -> Any:
+        listed = split_names(listed) if isinstance(listed, str) and ("::" in listed or "/" in listed) else listed
+        return [of_code(one) for one in cast("list[Any]", listed)] if isinstance(listed, list) else listed
+
+    def of_each(value: Any, of_one: Callable[[Any], Any]) -> Any:
+        return {name: of_one(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+    def of_settings(about: Any) -> Any:
+        return resolve_paths(folder, cast("dict[str, Any]", about)) if isinstance(about, dict) else about
+
+    of_key: dict[str, Callable[[Any], Any]] = {
+        **dict.fromkeys((*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)), of_path),
+        **dict.fromkeys(("reward_functions", "reward_model_name_or_path"), of_rewards),
+        "reward_funcs": lambda listed: of_rewards(reward_entries(listed)),  # TRL's, where a function has an import path
+        "eval_data": lambda sets: of_each(sets, lambda one: of_settings(of_path(one))),
+        "mcp_servers": lambda servers: of_each(servers, lambda one: with_absolute_paths(one, folder)),
+        "environment": lambda named: of_each(named, of_code) if isinstance(named, dict) else of_code(named),
+        "stages": lambda stages: [of_settings(one) for one in stages] if isinstance(stages, list) else stages,
+    }
+    return {key: of_key[key](value) if key in of_key and value is not None else value for key, value in raw.items()}
 
 
 def origin_of(path: Path) -> str:
