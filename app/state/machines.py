@@ -91,8 +91,7 @@ class Machines(QObject):
 
     def remove(self, rank: int) -> None:
         """Remove a machine, and the others' RDMA devices that led to it."""
-        kept = tuple(host for number, host in enumerate(self.hosts) if number != rank)
-        kept = tuple(replace(host, rdma=host.rdma[:rank] + host.rdma[rank + 1 :]) for host in kept)
+        kept = self.listed.without(rank).hosts
         self._edit(kept if len(kept) > 1 else ())
 
     def change(self, rank: int, **fields: Any) -> None:

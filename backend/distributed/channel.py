@@ -1,7 +1,7 @@
 """The control channel between rank 0, the leader, and every other rank, a worker: handshake, messages, heartbeats.
 
 Each end answers the other's random challenge with an HMAC over both challenges, the rank and its role, so a proof
-cannot be reflected or replayed. What follows is JSON and arrays, never pickles, and is not encrypted. The leader learns
+cannot be reflected or replayed. What follows is JSON, never pickles, and is not encrypted. The leader learns
 of a lost worker at its next `check` or `receive`. A worker without a leader ends its process at once.
 """
 
@@ -14,6 +14,7 @@ import hmac
 import os
 import queue
 import secrets
+import select
 import selectors
 import socket
 import struct
@@ -47,8 +48,6 @@ ANSWER = struct.Struct(f"<4s{CHALLENGE}s{CHALLENGE}s")  # a worker's rank, chall
 PIECE = 1 << 20  # bytes read at once
 HEARTBEAT, GOODBYE, FAULT = "heartbeat", "goodbye", "fault"
 ENDED = "hung up: its process has ended"
-
-Frame = list[bytes | memoryview]
 
 
 def listen(addresses: Sequence[str]) -> list[socket.socket]:
@@ -164,7 +163,7 @@ def _connected(address: tuple[str, int], secret: bytes, rank: int) -> socket.soc
 
 @dataclass(frozen=True, slots=True)
 class ChannelMessage:
-    """One message. `rank`: its sender; the arrays in `body` are its receiver's own, and writable."""
+    """One message. `rank`: its sender."""
 
     rank: int
     kind: str
@@ -186,9 +185,9 @@ class Connection:
     ) -> None:
         self._socket, self._rank = connection, rank
         self._take, self._lost, self._pulse = take, lost, pulse
-        self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        self._is_closed = threading.Event()
-        connection.settimeout(HEARTBEAT_S)
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._is_closed = False
+        connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._writer = threading.Thread(target=self._write, daemon=True, name="channel writer")
 
@@ -196,22 +195,21 @@ class Connection:
         threading.Thread(target=self._read, daemon=True, name="channel reader").start()
         self._writer.start()
 
-    def send(self, frame: Frame) -> None:
-        """Queue a message; its arrays must not be written to from then on."""
+    def send(self, frame: bytes) -> None:
         self._outbox.put(frame)
 
     def close(self) -> None:
         """Send what is waiting and a goodbye, for CLOSING_PATIENCE_S at most, and hang up."""
-        if not self._is_closed.is_set():
+        if not self._is_closed:
             self.send(encode(GOODBYE, {}))
             self._outbox.put(None)
             self._writer.join(CLOSING_PATIENCE_S)
         self.hang_up()
 
     def hang_up(self) -> None:
-        self._is_closed.set()
+        self._is_closed = True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads
         self._socket.close()
         self._outbox.put(None)
 
@@ -228,46 +226,33 @@ class Connection:
             why = ENDED
         except (OSError, ValueError) as error:  # a ValueError where this end is closed already
             why = f"broke the connection ({getattr(error, 'strerror', None) or error})"
-        if not self._is_closed.is_set():
+        if not self._is_closed:
             self._lost(why)
 
     def _read_exactly(self, count: int) -> bytearray:
-        data = bytearray()
-        silent_s = 0.0
+        data, silent_s = bytearray(), 0.0
         while len(data) < count:
-            try:
-                piece = self._socket.recv(min(PIECE, count - len(data)))
-            except TimeoutError:
+            if not select.select([self._socket], [], [], HEARTBEAT_S)[0]:
                 silent_s += HEARTBEAT_S
                 if silent_s >= LOST_AFTER_S:
-                    raise MessageError(f"has not answered for {LOST_AFTER_S:g} seconds") from None
-                continue
-            if not piece:
+                    raise MessageError(f"has not answered for {LOST_AFTER_S:g} seconds")
+            elif piece := self._socket.recv(min(PIECE, count - len(data))):
+                silent_s = 0.0
+                data += piece
+            else:
                 raise MessageError(ENDED)
-            silent_s = 0.0
-            data += piece
         return data
 
     def _write(self) -> None:
-        next_beat = time.monotonic()
-        while not self._is_closed.is_set():
-            try:
-                frame = self._outbox.get(timeout=max(0.0, next_beat - time.monotonic()))
-            except queue.Empty:
-                next_beat = time.monotonic() + HEARTBEAT_S
-                frame = encode(HEARTBEAT, self._pulse())
-            if frame is None:
-                return
-            try:
-                for part in frame:
-                    self._send_all(memoryview(part))
-            except (OSError, ValueError):
-                return  # the reader finds out why
-
-    def _send_all(self, data: memoryview) -> None:
-        while data and not self._is_closed.is_set():
-            with contextlib.suppress(TimeoutError):
-                data = data[self._socket.send(data[:PIECE]) :]
+        with contextlib.suppress(OSError):  # the reader finds out why
+            while True:
+                try:
+                    frame = self._outbox.get(timeout=HEARTBEAT_S)
+                except queue.Empty:
+                    frame = encode(HEARTBEAT, self._pulse())
+                if frame is None:
+                    return
+                self._socket.sendall(frame)
 
 
 def open_channel(ranks: FlatCollectives) -> LeaderChannel | WorkerChannel:
@@ -304,12 +289,10 @@ class LeaderChannel:
         self._inbox: queue.SimpleQueue[ChannelMessage | None] = queue.SimpleQueue()
         self._failure: LostRankError | WorkerError | None = None
         self._failing = threading.Lock()
-        self._gone: set[int] = set()
         self._pulses: dict[int, dict[str, int]] = {}
 
         def lost(rank: int, why: str) -> None:
-            if rank not in self._gone:
-                self._fail(LostRankError(self.machines[rank], why))
+            self._fail(LostRankError(self.machines[rank], why))
 
         self._connections = {
             rank: Connection(each, rank, self._take, partial(lost, rank)) for rank, each in connections.items()
@@ -318,7 +301,7 @@ class LeaderChannel:
             each.start()
 
     def send(self, rank: int, kind: str, **body: Any) -> None:
-        """Queue a message to a worker; arrays must not be written to from then on."""
+        """Queue a message to a worker."""
         self._connections[rank].send(encode(kind, body))
 
     def send_to_all(self, kind: str, **body: Any) -> None:
@@ -359,9 +342,7 @@ class LeaderChannel:
             self._pulses[message.rank] = message.body
         elif message.kind == FAULT:
             self._fail(WorkerError(self.machines[message.rank], **message.body))
-        elif message.kind == GOODBYE:
-            self._gone.add(message.rank)
-        else:
+        elif message.kind != GOODBYE:
             self._inbox.put(message)
 
     def _fail(self, failure: LostRankError | WorkerError) -> LostRankError | WorkerError:
@@ -386,7 +367,7 @@ class WorkerChannel:
         self._connection.start()
 
     def send(self, kind: str, **body: Any) -> None:
-        """Queue a message to the leader; arrays must not be written to from then on."""
+        """Queue a message to the leader."""
         self._connection.send(encode(kind, body))
 
     def receive(self) -> ChannelMessage:

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -28,7 +26,6 @@ from backend.config.config import Config
 from backend.distributed.commands import FILES_VARIABLE, mlx_files
 from backend.distributed.ranks import RankInfo
 from backend.training.collectives import Collectives
-from backend.training.optimizers import restore
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
@@ -46,31 +43,6 @@ _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint32}
 
 
 def do_nothing(*_: object) -> None: ...
-
-
-class CallThread:
-    """Makes calls that may never return, one by one. A daemon: joining it at exit could hang or abort."""
-
-    def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
-
-    def submit(self, call: Callable[[], T]) -> Future[T]:
-        result: Future[T] = Future()
-        self._calls.put((call, result))
-        return result
-
-    def _work(self) -> None:
-        while True:
-            call, result = self._calls.get()
-            try:
-                value = call()
-            except BaseException as error:
-                result.set_exception(error)
-            else:
-                result.set_result(value)
-                del value
-            del call, result  # they hold arrays
 
 
 def wait_for(
@@ -173,7 +145,7 @@ class MlxCollectives(FlatCollectives):
         self.check: Callable[[], None] = do_nothing  # raises for a lost rank; called while waiting
         self.group = group
         self._device = device
-        self._thread = CallThread("collectives")
+        self._thread = ThreadPoolExecutor(1, "collectives")
 
     def all_sum(self, x_N: mx.array) -> mx.array:
         return self._call(mx.distributed.all_sum, x_N)
@@ -208,39 +180,26 @@ def init_collectives(backend: str) -> MlxCollectives:
     return MlxCollectives(group, mx.gpu if backend == "nccl" else mx.cpu)
 
 
-class Trained(Protocol):
-    """A run's context, or the parts of a sharded model."""
-
-    policy: Policy
-    learner: Learner
-
-
-def follow_leader(parts: Trained, config: Config, ranks: Collectives) -> None:
+def follow_leader(learner: Learner, config: Config, ranks: Collectives) -> None:
     """Take over rank 0's trained arrays, optimizer state and moving reference, bit for bit."""
-    policy, learner = parts.policy, parts.learner
-    reference = policy.reference_arrays() if config.sync_ref_model else {}
-    own = (policy.trainable(), learner.state_arrays(), reference)
-    arrays = iter(ranks.broadcast([x for named in own for x in named.values()]))
-    if ranks.rank == 0:
-        return
-    trained, state, reference = ({name: next(arrays) for name in named} for named in own)
-    policy.assign(trained)
-    restore(learner.optimizer, state)
-    if reference:
-        policy.restore_reference(reference)
-    mx.eval(policy.arrays(), learner.optimizer.state)
+    own = StepSnapshot.of(learner, config)
+    groups = own.trained, own.moments, own.reference
+    arrays = iter(ranks.broadcast([x for group in groups for x in group.values()]))
+    if ranks.rank:
+        trained, moments, reference = ({name: next(arrays) for name in group} for group in groups)
+        replace(own, trained=trained, moments=moments, reference=reference).restore(learner)
 
 
-def keep_together(parts: Trained, config: Config, ranks: Collectives) -> None:
+def keep_together(learner: Learner, config: Config, ranks: Collectives) -> None:
     """Follow the leader where any trained bit differs between ranks."""
-    if len(set(ranks.gather(_bit_sum(parts.policy.trainable())))) > 1:
-        follow_leader(parts, config, ranks)
+    if len(set(ranks.gather(_bit_sum(learner.policy.trainable())))) > 1:
+        follow_leader(learner, config, ranks)
 
 
-def check_same_base(parts: Trained, config: Config, ranks: Collectives, machines: Sequence[RankInfo]) -> None:
+def check_same_base(policy: Policy, config: Config, ranks: Collectives, machines: Sequence[RankInfo]) -> None:
     """Raise UserError on the leader where a rank has loaded other weights."""
-    trained = parts.policy.trainable()
-    everything: Any = tree_flatten(parts.policy.model.parameters())
+    trained = policy.trainable()
+    everything: Any = tree_flatten(policy.model.parameters())
     frozen: dict[str, mx.array] = {name: x for name, x in everything if name not in trained}
     own: dict[str, Any] = {"arrays": sorted(f"{name} {x.shape} {x.dtype}" for name, x in frozen.items())}
     if config.quantization == "none":
@@ -278,16 +237,16 @@ class StepSnapshot:
     algorithm: list[float | None]
 
     @classmethod
-    def of(cls, parts: Trained, config: Config) -> StepSnapshot:
-        learner = parts.learner
-        reference = parts.policy.reference_arrays() if config.sync_ref_model else {}
-        state = list(learner.algorithm.state())
-        return cls(parts.policy.trainable(), learner.state_arrays(), reference, learner.updates, state)
+    def of(cls, learner: Learner, config: Config) -> StepSnapshot:
+        policy, state = learner.policy, list(learner.algorithm.state())
+        reference = policy.reference_arrays() if config.sync_ref_model else {}
+        return cls(policy.trainable(), learner.state_arrays(), reference, learner.updates, state)
 
-    def restore(self, parts: Trained) -> None:
-        parts.policy.assign(self.trained)
+    def restore(self, learner: Learner) -> None:
+        policy = learner.policy
+        policy.assign(self.trained)
         if self.reference:
-            parts.policy.restore_reference(self.reference)
-        parts.learner.restore(self.moments, self.updates, self.algorithm)
-        parts.learner.is_whole = True
-        mx.eval(parts.policy.arrays(), parts.learner.optimizer.state)
+            policy.restore_reference(self.reference)
+        learner.restore(self.moments, self.updates, self.algorithm)
+        learner.is_whole = True
+        mx.eval(policy.arrays(), learner.optimizer.state)

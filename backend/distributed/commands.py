@@ -36,22 +36,14 @@ FILES_VARIABLE = "GRPO_STUDIO_FILES"  # variable with a JSON object for `mlx_fil
 _USUAL_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin", "/opt/local/bin")  # a Mac app lacks these in its PATH
 
 
-def rank_program(host: Host, verb: str, *arguments: str) -> list[str]:
-    """Program and arguments of `python -m backend VERB …` on a machine."""
-    if Path(host.program).name == BUNDLED_PROGRAM:
-        return [host.program, verb, *arguments]
-    if not host.program and (is_bundled() or not host.folder):
-        return backend_command(verb, *arguments)
-    module = "backend" if host.folder or _is_checkout() else "grpo_studio.backend"
-    return [host.program or sys.executable, "-P", "-m", module, verb, *arguments]
-
-
-def program_environment(host: Host) -> dict[str, str]:
-    """Variables with which Python finds our packages there; none where they are installed."""
-    is_program = is_bundled() if not host.program else Path(host.program).name == BUNDLED_PROGRAM
-    if is_program or not (host.folder or _is_checkout()):
-        return {}
-    return {"PYTHONPATH": host.folder or str(project_root())}
+def rank_program(host: Host, verb: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """`python -m backend VERB …` on a machine, and the variables with which it finds our packages there."""
+    if Path(host.program).name == BUNDLED_PROGRAM or (is_bundled() and not host.program):
+        return [host.program or backend_command(verb)[0], verb, *arguments], {}
+    is_checkout = bool(host.folder) or not (project_root() / "__init__.py").exists()
+    module = "backend" if is_checkout else "grpo_studio.backend"
+    variables = {"PYTHONPATH": host.folder or str(project_root())} if is_checkout else {}
+    return [host.program or sys.executable, "-P", "-m", module, verb, *arguments], variables
 
 
 def ssh_command(host: Host, program: list[str], variables: Mapping[str, str]) -> list[str]:
@@ -63,8 +55,7 @@ def ssh_command(host: Host, program: list[str], variables: Mapping[str, str]) ->
 def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> list[str]:
     """Command that starts all ranks by hand, alike: `mlx.launch`, or mpirun, which gets an option from mlx.launch that
     Open MPI 4 refuses."""
-    alike = Host("")
-    variables, program = program_environment(alike), rank_program(alike, "rank", "--run", str(run))
+    program, variables = rank_program(Host(""), "rank", "--run", str(run))
     ours = [f"{name}={value}" for name, value in variables.items()]
     if backend == "mpi":
         return mpi_command("mpirun", hosts, [*ours, *hosts.envs], program)
@@ -87,10 +78,6 @@ def shell_words(words: list[str]) -> str:
     return " ".join(
         f'"$HOME"/{shlex.quote(word[2:])}' if word.startswith("~/") else shlex.quote(word) for word in words
     )
-
-
-def _is_checkout() -> bool:
-    return not (project_root() / "__init__.py").exists()
 
 
 def free_port(hosts: HostsFile) -> int:

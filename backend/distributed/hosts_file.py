@@ -135,6 +135,11 @@ class HostsFile:
         shared = sum(host.ssh == ssh for host in self.hosts) > 1
         return f"{name} (rank {rank})" if shared else name
 
+    def without(self, rank: int) -> HostsFile:
+        """The other machines, without the RDMA devices that lead to this one."""
+        kept = [host for other, host in enumerate(self.hosts) if other != rank]
+        return replace(self, hosts=tuple(replace(host, rdma=host.rdma[:rank] + host.rdma[rank + 1 :]) for host in kept))
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"hosts": [host.to_json() for host in self.hosts]}
 

@@ -1,42 +1,65 @@
-"""Rank 0 of a run on several ranks: the ordinary trainer, with a context that shares its work with the workers.
+"""Rank 0 of a run on several ranks: the ordinary trainer, with a context that the workers have a part in.
 
 It has the dataset, the run folder and the event log, and makes every decision. The workers obey its messages in order,
-so all ranks are at the same step with the same settings.
+so all ranks are at the same step with the same settings. Their prompts are shared, or every pass of a model too large
+for one machine. Of a sharded model rank 0's arrays count: sampled tokens are broadcast, gradients summed once, adapters
+broadcast when a bit differs.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
+from mlx.utils import tree_unflatten
 
 from backend.config.config import Config
 from backend.distributed import collectives, scheduling
 from backend.distributed.channel import LeaderChannel
 from backend.distributed.messages import SampledRound, SamplingOrder, check_sendable, reward_code
 from backend.distributed.ranks import about_ranks
-from backend.distributed.tensor_parallel import LeadingEngine, ShardedContext
+from backend.distributed.worker import GIVE_UP, GO, HERE, decisions
+from backend.models.policy import Base, Policy
+from backend.models.sharded_policy import load_sharded_policy
 from backend.runs.steering import stage_configs
+from backend.sampling.rollout import Poll, Sampler, decode_costs
+from backend.sampling.sampler import Sampling
 from backend.trainer.evaluation.evaluate import EVAL_SEED
 from backend.trainer.machine import StepSize
 from backend.trainer.memory.estimate import GB
 from backend.trainer.memory.plan import WHOLE_STEP, dtype_here
-from backend.trainer.run_context import Note, RunContext, SamplingContext, SharedResources, load_context
+from backend.trainer.run_context import (
+    Engine,
+    Note,
+    RunContext,
+    SamplingContext,
+    SharedResources,
+    load_context,
+)
 from backend.trainer.run_inputs import RunInputs
+from backend.training.algorithms import build_learner
+from backend.training.collectives import total
+from backend.training.learner import Learner
 from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
+from backend.utils.errors import UserError
 from backend.utils.machine import usable_bytes
+
+T = TypeVar("T")
 
 LEAST_S = 120.0  # seconds that any work may take
 TIMES = 10.0  # times the usual seconds that it may take besides
 FIRST_S = 3600.0  # seconds that the first step may take
 SERVING_S = 0.02  # seconds to wait for a message
+_OF_LINK = re.compile(r"\[(ring|mpi|jaccl|nccl|distributed)\]|peer|communicat", re.IGNORECASE)
+"""mlx's words for a link that has failed."""
 
 
 class SharedSampling:
@@ -44,7 +67,7 @@ class SharedSampling:
 
     def __init__(
         self,
-        context: LeaderContext,
+        context: SharingContext,
         problems: Sequence[Problem],
         step: int,
         seed: int,
@@ -171,17 +194,17 @@ class Leader:
         shared = SharedResources(None, dtype)
         if config.parallelism == "tensor":
             assert isinstance(self.ranks, collectives.MlxCollectives)
-            engine = LeadingEngine(self.workers, self.ranks, self.backend)
-            make = partial(ShardedContext, engine=engine, config=config)
+            engine = ShardedEngine(self.workers, self.ranks)
+            make = partial(ShardedContext, leader=self, config=config, engine=engine)
             return load_context(config, note, inputs, most, shared, stages, engine, make)
         chosen = config.model_copy(update={"dtype": dtype[0]})
         self.workers.send_to_all("load", config=chosen, stages=[*stages], code=reward_code(config))
-        make = partial(LeaderContext, leader=self, config=config)
+        make = partial(SharingContext, leader=self, config=config)
         own = load_context(config, note, inputs, most, shared, stages, make=make)
         own.learner.forward.ranks = self.ranks
         sizes = {"steps": own.steps, "longest_prompts": own.longest_prompts, "images": own.images}
         self.workers.send_to_all("build", **sizes, most=most)
-        collectives.check_same_base(own, config, self.ranks, self.workers.machines)
+        collectives.check_same_base(own.policy, config, self.ranks, self.workers.machines)
         return own
 
     def observe(self, work: str, seconds: float) -> None:
@@ -209,25 +232,77 @@ class Leader:
 class LeaderContext(RunContext):
     leader: Leader
     config: Config  # the settings that the workers have
-    notes: list[str] = field(default_factory=list)  # new messages of workers
     kept: collectives.StepSnapshot | None = None  # the state before the present step's updates
+
+    def together(self, kind: str, call: Callable[[], T], **body: Any) -> T:
+        """The result of `call`, while the workers obey the message."""
+        self.leader.workers.send_to_all(kind, **body)
+        return call()
 
     def begin(self) -> None:
         state = {"updates": self.learner.updates, "algorithm": [*self.learner.algorithm.state()]}
-        self.leader.workers.send_to_all("follow", **state, scoring=self.scoring.state())
-        collectives.follow_leader(self, self.config, self.leader.ranks)
+        self.together(
+            "follow", partial(collectives.follow_leader, self.learner, self.config, self.leader.ranks), **state
+        )
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
-        self.leader.workers.send_to_all("change", config=config, keys=[*keys], step=step)
-        super().change(config, keys, step)
         self.config = config
+        change = partial(super().change, config, keys, step)
+        self.together("change", change, config=config, keys=[*keys], step=step)
+
+    def of_ranks(self) -> dict[str, Any]:
+        return about_ranks(self.leader.workers.machines, self.leader.backend)
+
+    def learn_together(
+        self, groups: list[Group], config: Config, poll: Callable[[], None]
+    ) -> tuple[dict[str, float], list[scheduling.LearningReport]]:
+        self.kept = collectives.StepSnapshot.of(self.learner, config)
+        learn = partial(super().learn, groups, config, poll)
+        call = partial(scheduling.learn_together, self, config, self.leader.ranks, learn)
+        learned = self.together("learn", call, **self.work(groups))
+        self.kept = None
+        return learned
+
+    def take_back(self) -> None:
+        if self.kept is not None:
+            self.kept.restore(self.learner)
+            self.kept = None
+
+    def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
+        measure = partial(super().held_out_metrics, groups, config, poll)
+        return self.together("measure", measure, **self.work(groups))
+
+    def evaluate(self, split: str, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
+        if split == "test":
+            self.begin()  # the weights may be those of the best checkpoint now
+        return super().evaluate(split, step, config, poll)
+
+    def work(self, groups: list[Group]) -> dict[str, Any]:
+        """What the workers need of groups that are learned or measured, and the speeds by which rows are split."""
+        sent = [
+            Group(
+                # Pictures are read there too: their files have one path on all machines.
+                Problem(number, "", group.problem.messages if group.problem.images else [], group.problem.tokens, ""),
+                [replace(completion, text="", scores={}, logged={}, turns=[]) for completion in group.completions],
+            )
+            for number, group in enumerate(groups)
+        ]
+        return {"groups": sent, "speeds": [*self.learner.forward.speeds]}
+
+    def close(self) -> None:
+        self.leader.workers.send_to_all("end")
+        super().close()
+
+
+@dataclass
+class SharingContext(LeaderContext):
+    """The context of a run whose prompts are shared."""
+
+    notes: list[str] = field(default_factory=list)  # new messages of workers
 
     def rest(self) -> None:
         self.leader.workers.send_to_all("rest")
         super().rest()
-
-    def of_ranks(self) -> dict[str, Any]:
-        return about_ranks(self.leader.workers.machines, self.leader.backend)
 
     def new_notes(self) -> list[str]:
         own, self.notes[:] = [*self.notes], []
@@ -266,11 +341,8 @@ class LeaderContext(RunContext):
         return sampling.groups
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
-        leader, forward = self.leader, self.learner.forward
-        self.kept = collectives.StepSnapshot.of(self, config)
-        forward.speeds = leader.shares.speeds(leader.paces.speeds())
-        self._send_groups("learn", groups)
-        paused_s = 0.0
+        leader, paused_s = self.leader, 0.0
+        self.learner.forward.speeds = leader.shares.speeds(leader.paces.speeds())
 
         def timed_poll() -> None:
             nonlocal paused_s
@@ -278,43 +350,135 @@ class LeaderContext(RunContext):
             poll()
             paused_s += time.perf_counter() - began
 
-        def learn() -> dict[str, float]:
-            collectives.keep_together(self, config, leader.ranks)
-            return super(LeaderContext, self).learn(groups, config, timed_poll)
-
         with leader.detect_hangs("learn"):
-            metrics, own = scheduling.timed_learning(self, leader.ranks, learn)
-            # Every worker's report, after its last update.
-            reports = [scheduling.LearningReport(**each) for each in leader.ranks.gather(asdict(own))]
-        leader.observe("learn", max(own.busy_s - paused_s, *(report.busy_s for report in reports[1:])))
-        self.kept = None
+            metrics, reports = self.learn_together(groups, config, timed_poll)
+        own, *others = (report.busy_s for report in reports)
+        leader.observe("learn", max(own - paused_s, *others))
         return metrics | leader.shares.metrics(reports)
 
-    def take_back(self) -> None:
-        if self.kept is not None:
-            self.kept.restore(self)
-            self.kept = None
-
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
-        self._send_groups("measure", groups)
         began = time.perf_counter()
         with self.leader.detect_hangs("measure"):
             metrics = super().held_out_metrics(groups, config, poll)
         self.leader.observe("measure", time.perf_counter() - began)
         return metrics
 
-    def evaluate(self, split: str, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
-        if split == "test":
-            self.begin()  # the weights may be those of the best checkpoint now
-        return super().evaluate(split, step, config, poll)
 
-    def _send_groups(self, kind: str, groups: list[Group]) -> None:
-        sent = [
-            Group(
-                # Pictures are read there too: their files have one path on all machines.
-                Problem(number, "", group.problem.messages if group.problem.images else [], group.problem.tokens, ""),
-                [replace(completion, text="", scores={}, logged={}, turns=[]) for completion in group.completions],
-            )
-            for number, group in enumerate(groups)
-        ]
-        self.leader.workers.send_to_all(kind, groups=sent, speeds=[*self.learner.forward.speeds])
+class ShardedEngine(Engine):
+    """Makes the calls of a sharded model once all ranks have begun them. A rank that waits inside a pass waits in a
+    sum, and Metal kills GPU work after 5 s of that (mlx#4475). So all ranks meet on the control channel before a call
+    begins, and wherever the trainer polls.
+
+    One thread does all of the model's work, since mlx ties graphs to threads; the main thread watches the other ranks.
+    The process must end with `os._exit`: a sum with a lost rank never returns."""
+
+    def __init__(self, workers: LeaderChannel, ranks: collectives.MlxCollectives) -> None:
+        self.workers, self.ranks = workers, ranks
+        self._thread = ThreadPoolExecutor(1, "sharded model")
+
+    def together(self, kind: str, call: Callable[[], T], **body: Any) -> T:
+        """As `LeaderContext.together`. Raises what the channel's `check` raises."""
+
+        def met() -> T:
+            mx.synchronize()  # nothing of an earlier call may be under way: the ranks' sums have one order
+            self.workers.send_to_all(kind, **body)
+            self.meet()
+            return call()
+
+        result = self._thread.submit(met)
+        return collectives.wait_for(result, self.workers.check, lambda error: _OF_LINK.search(str(error)))
+
+    def meet(self, own: Callable[[], None] = collectives.do_nothing) -> None:
+        """Within a call, poll and wait for the others. An error of `own` gives the call up."""
+        try:
+            own()
+        except BaseException:
+            self.workers.send_to_all(GIVE_UP)
+            raise
+        absent = len(self.workers.machines) - 1
+        while absent:
+            message = self.workers.receive()
+            absent -= message is not None and message.kind == HERE
+        self.workers.send_to_all(GO)
+
+    def load(self, config: Config, note: Callable[[str], None], base: Base | None = None) -> Policy:
+        assert base is None, "a sweep's runs share a model that is whole"
+        load = partial(load_sharded_policy, config, self.ranks.group, note, partial(total, self.ranks))
+        return self.together("load", load, config=config)
+
+    def build(
+        self, policy: Policy, config: Config, steps: int, of_learner: dict[str, Any], of_rollout: dict[str, Any]
+    ) -> tuple[Learner, Sampler]:
+        of_rollout = of_rollout | {"stop": config.stop, "merge": True, "costs": decode_costs(policy.model)}
+
+        def build() -> tuple[Learner, Sampler]:
+            learner = build_learner(policy, config, steps, **of_learner)
+            rollout = LeadingSampler(self, learner, config, policy, config.max_completion_length, **of_rollout)
+            own = decisions(learner, rollout)
+            for machine, theirs in zip(self.workers.machines, self.ranks.gather(own), strict=True):
+                if different := [name for name in own if theirs.get(name) != own[name]]:
+                    other = f"{machine} computes this model in another way than here ({', '.join(different)})"
+                    needs = "a sharded model needs the same mlx and the same files on all machines"
+                    raise UserError("hosts", f"{other}: {needs}.")
+            mx.eval(learner.optimizer.state)  # in this thread, whose graph it is: checkpoints are another's
+            return learner, rollout
+
+        return self.together("build", build, steps=steps, of_learner=of_learner, of_rollout=of_rollout)
+
+
+class LeadingSampler(Sampler):
+    """Samples with the other ranks, which draw what this one draws."""
+
+    def __init__(self, engine: ShardedEngine, learner: Learner, config: Config, *own: Any, **limits: Any) -> None:
+        super().__init__(*own, **limits)
+        self._engine, self._learner, self._config = engine, learner, config
+
+    def sample(
+        self,
+        problems: Sequence[Problem],
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        first_number: int,
+        poll: Poll = lambda token_count: None,
+        finished: Callable[[Group], None] | None = None,
+    ) -> list[Group]:
+        engine, rest = self._engine, (group_size, sampling, seed, first_number)
+
+        def sample() -> list[Group]:
+            collectives.keep_together(self._learner, self._config, engine.ranks)
+            meet: Poll = lambda count: engine.meet(lambda: poll(count))  # noqa: E731
+            return super(LeadingSampler, self).sample(problems, *rest, meet, finished)
+
+        prompts = [problem.tokens for problem in problems]  # their texts are rank 0's alone
+        return engine.together("sample", sample, prompts=prompts, rest=rest, max_tokens=self.max_tokens)
+
+
+@dataclass
+class ShardedContext(LeaderContext):
+    """The context of a run whose model is sharded among the ranks."""
+
+    engine: ShardedEngine = field(kw_only=True)
+
+    def together(self, kind: str, call: Callable[[], T], **body: Any) -> T:
+        return self.engine.together(kind, call, **body)
+
+    def begin(self) -> None:
+        mx.eval(self.learner.optimizer.state)  # this thread's, from a checkpoint
+        super().begin()
+
+    def of_ranks(self) -> dict[str, Any]:
+        return super().of_ranks() | {"parallelism": "tensor"}
+
+    def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
+        return self.learn_together(groups, config, lambda: self.engine.meet(poll))[0]
+
+    def take_back(self) -> None:
+        if self.kept is not None:
+            # The model itself is the thread's, which may be in a sum that never ends.
+            self.policy.masters = tree_unflatten([*self.kept.trained.items()])
+            self.learner.restore(self.kept.moments, self.kept.updates, self.kept.algorithm)
+            self.learner.is_whole, self.kept = True, None
+
+    def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
+        return super().held_out_metrics(groups, config, lambda: self.engine.meet(poll))

@@ -36,7 +36,7 @@ import psutil
 from pydantic import TypeAdapter
 
 from backend.config.config import Config
-from backend.distributed.commands import CONNECT_S, mpirun, program_environment, rank_program, ssh_command
+from backend.distributed.commands import CONNECT_S, mpirun, rank_program, ssh_command
 from backend.distributed.hosts_file import (
     AUTO,
     BackendChoice,
@@ -245,8 +245,7 @@ def _checked(
 def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], check: Callable[[], None]) -> Any:
     """The answer of another machine. Raises UserError."""
     host = hosts.hosts[rank]
-    program = rank_program(host, CHILD_VERB, "backend.distributed.machine_check")
-    command = ssh_command(host, program, program_environment(host))
+    command = ssh_command(host, *rank_program(host, CHILD_VERB, "backend.distributed.machine_check"))
     child = ChildProcess(command, grace_s=GRACE_S, environment=dict(os.environ), marker=MARKER)
     try:
         answer = child.request(request, FACTS_S, check)

@@ -1,12 +1,13 @@
-"""What travels between ranks: values as JSON and arrays, the rounds of sampling, and the files of reward functions."""
+"""What travels between ranks: values as JSON, the rounds of sampling, and the files of reward functions."""
 
 from __future__ import annotations
 
 import base64
 import json
-import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from array import array, typecodes
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import date, datetime
 from datetime import time as clock_time
@@ -15,7 +16,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from backend.config.config import Config
@@ -25,16 +25,15 @@ from backend.sampling.grammar import Grammar
 from backend.sampling.row_costs import RowCosts
 from backend.sampling.sampler import Sampling
 from backend.trainer.machine import StepSize
-from backend.training.batch import Batch
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
 from backend.utils.files import read_bytes
 from backend.utils.text import quote
 
-PREFIX = struct.Struct("<4sIQ")  # MAGIC, bytes of the header, bytes of the arrays
-MAGIC = b"GRS3"
-LONGEST_HEADER, LONGEST_ARRAYS = 256 << 20, 16 << 30  # bytes
-SHORT = 8  # numbers of a list that is sent as JSON; a longer one is an array
+PREFIX = struct.Struct("<4sQ")  # MAGIC, bytes of the JSON
+MAGIC = b"GRS4"
+LONGEST = 4 << 30  # bytes
+SHORT = 8  # numbers of a list that is sent as JSON; a longer one is an array, in Base64
 
 
 class MessageError(Exception):
@@ -80,10 +79,10 @@ class SampledRound:
 _DATACLASSES: dict[str, Callable[..., Any]] = {
     cls.__name__: cls
     for cls in (
-        *(Batch, Completion, Grammar, Group, Penalties, Problem, RowCosts, SampledRound, Sampling, SamplingOrder),
-        *(ToolCall, ToolResult, Turn),
+        *(Completion, Grammar, Group, Penalties, Problem, RowCosts, SampledRound, Sampling, SamplingOrder),
+        *(StepSize, ToolCall, ToolResult, Turn),
     )
-} | {"StepSize": StepSize}
+}
 _TEXTS: dict[str, Callable[[str], Any]] = {
     "bytes": base64.b64decode,
     "datetime": datetime.fromisoformat,
@@ -95,104 +94,80 @@ _TEXTS: dict[str, Callable[[str], Any]] = {
 TYPE, VALUE = "\0type", "\0value"  # keys of a mapping that stands for a value that JSON lacks
 
 
-def to_json(value: Any, arrays: list[np.ndarray]) -> Any:
-    """`value` in the types of JSON; long lists of numbers and arrays go to `arrays`. Raises TypeError ("a set")."""
+def to_json(value: Any) -> Any:
+    """`value` in the types of JSON. Raises TypeError ("a set")."""
     kind = type(value).__name__
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, Mapping):
-        return {key: to_json(item, arrays) for key, item in value.items()}
+        return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, list):
-        numbers = _numbers(value)
-        if numbers is None:
-            return [to_json(item, arrays) for item in value]
-        arrays.append(numbers)
-        return {TYPE: kind, VALUE: len(arrays) - 1}
-    if isinstance(value, (np.ndarray, mx.array)):
-        arrays.append(np.array(value))
-        return {TYPE: kind, VALUE: len(arrays) - 1}
-    if isinstance(value, tuple):
-        return {TYPE: kind, VALUE: to_json([*value], arrays)}
-    if isinstance(value, Config):
-        return {TYPE: kind, VALUE: value.model_dump(mode="json")}
-    if kind in _DATACLASSES:
-        return {TYPE: kind, VALUE: {each.name: to_json(getattr(value, each.name), arrays) for each in fields(value)}}
-    if isinstance(value, bytes):
-        return {TYPE: kind, VALUE: base64.b64encode(value).decode()}
-    if kind in _TEXTS:
-        return {TYPE: kind, VALUE: str(value) if isinstance(value, Decimal) else value.isoformat()}
-    raise TypeError(f"a {kind}")
+        if (numbers := _numbers(value)) is None:
+            return [to_json(item) for item in value]
+        kind, content = numbers.typecode, base64.b64encode(numbers).decode()
+    elif isinstance(value, tuple):
+        content = to_json([*value])
+    elif isinstance(value, Config):
+        content = value.model_dump(mode="json")
+    elif kind in _DATACLASSES:
+        content = {each.name: to_json(getattr(value, each.name)) for each in fields(value)}
+    elif isinstance(value, bytes):
+        content = base64.b64encode(value).decode()
+    elif kind in _TEXTS:
+        content = str(value) if isinstance(value, Decimal) else value.isoformat()
+    else:
+        raise TypeError(f"a {kind}")
+    return {TYPE: kind, VALUE: content}
 
 
-def _numbers(values: list[Any]) -> np.ndarray | None:
-    if len(values) <= SHORT or {*map(type, values)} not in ({int}, {float}):
+def _numbers(values: list[Any]) -> array[Any] | None:
+    kinds = {*map(type, values)} if len(values) > SHORT else set[type]()
+    for code in "Biq" if kinds == {int} else "":
+        with suppress(OverflowError):
+            return array(code, values)
+    if kinds != {float}:
         return None
-    array = np.array(values)
-    if array.dtype == np.int64:
-        fits = (x for x in (np.uint8, np.int32) if np.iinfo(x).min <= array.min() and array.max() <= np.iinfo(x).max)
-        return array.astype(next(fits, np.int64))
-    if array.dtype != np.float64:  # of integers that no number of an array can hold
-        return None
-    with np.errstate(over="ignore"):
-        single = array.astype(np.float32)
-    return single if np.array_equal(single, array, equal_nan=True) else array
+    single = array("f", values)
+    return single if np.array_equal(single, values, equal_nan=True) else array("d", values)
 
 
-def from_json(value: Any, arrays: Sequence[np.ndarray]) -> Any:
-    """Raises ValueError, TypeError, KeyError or IndexError."""
+def from_json(value: Any) -> Any:
+    """Raises ValueError, TypeError or KeyError."""
     if isinstance(value, list):
-        return [from_json(item, arrays) for item in value]
+        return [from_json(item) for item in value]
     if not isinstance(value, dict):
         return value
     if TYPE not in value:
-        return {key: from_json(item, arrays) for key, item in value.items()}
+        return {key: from_json(item) for key, item in value.items()}
     kind, content = value[TYPE], value[VALUE]
-    if kind == "list":
-        return arrays[content].tolist()
-    if kind in ("ndarray", "array"):
-        return arrays[content] if kind == "ndarray" else mx.array(arrays[content])
+    if kind in typecodes:
+        return array(kind, base64.b64decode(content)).tolist()
     if kind == "Config":
         return Config.model_validate(content)
     if kind in _TEXTS:
         return _TEXTS[kind](content)
-    items = from_json(content, arrays)
+    items = from_json(content)
     return tuple(items) if kind == "tuple" else _DATACLASSES[kind](**items)
 
 
-def encode(kind: str, body: Mapping[str, Any]) -> list[bytes | memoryview]:
-    """The parts of a message. Raises TypeError or ValueError for what cannot be sent."""
-    arrays: list[np.ndarray] = []
-    plain = to_json(body, arrays)
-    layout = [(array.dtype.name, array.shape) for array in arrays]
-    values = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
-    text = json.dumps({"kind": kind, "body": plain, "arrays": layout}, ensure_ascii=False)
-    header = text.encode(errors="surrogatepass")
-    size = sum(value.nbytes for value in values)
-    if len(header) > LONGEST_HEADER or size > LONGEST_ARRAYS:
-        raise ValueError(f"a message of {len(header):,} and {size:,} bytes is too long")
-    return [PREFIX.pack(MAGIC, len(header), size) + header, *values]
+def encode(kind: str, body: Mapping[str, Any]) -> bytes:
+    """Raises TypeError or ValueError for what cannot be sent."""
+    text = json.dumps({"kind": kind, "body": to_json(body)}, ensure_ascii=False).encode(errors="surrogatepass")
+    if len(text) > LONGEST:
+        raise ValueError(f"a message of {len(text):,} bytes is too long")
+    return PREFIX.pack(MAGIC, len(text)) + text
 
 
 def decode(read: Callable[[int], bytearray]) -> tuple[str, dict[str, Any]]:
     """Kind and body of the next message. `read` takes memory only as bytes arrive. Raises MessageError."""
-    magic, header_bytes, array_bytes = PREFIX.unpack(read(PREFIX.size))
-    if magic != MAGIC or header_bytes > LONGEST_HEADER or array_bytes > LONGEST_ARRAYS:
+    magic, size = PREFIX.unpack(read(PREFIX.size))
+    if magic != MAGIC or size > LONGEST:
         raise MessageError("sent an invalid message")
-    raw = read(header_bytes)
+    text = read(size)
     try:
-        header = json.loads(raw.decode(errors="surrogatepass"))
-        layout = [(np.dtype(dtype), tuple(map(int, shape))) for dtype, shape in header["arrays"]]
-        if any(dtype.kind not in "biuf" or min(shape, default=0) < 0 for dtype, shape in layout):
-            raise ValueError("an array that cannot be")
-        sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in layout]
-        if sum(sizes) != array_bytes:
-            raise ValueError("arrays of another length")
-        values, offset, arrays = read(array_bytes), 0, list[np.ndarray]()
-        for (dtype, shape), size in zip(layout, sizes, strict=True):
-            arrays.append(np.ndarray(shape, dtype, values, offset) if size else np.empty(shape, dtype))
-            offset += size
-        return str(header["kind"]), from_json(dict(header["body"]), arrays)
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        message = json.loads(text.decode(errors="surrogatepass"))
+        return str(message["kind"]), from_json(dict(message["body"]))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MessageError(f"sent an invalid message ({error})") from error
 
 
@@ -200,8 +175,8 @@ def check_sendable(values: Mapping[str, Any]) -> None:
     """Raise UserError for a dataset's row, or values that reward functions logged, that cannot be sent."""
     for column, value in values.items():
         try:
-            encode("", {"value": value})
-        except (TypeError, ValueError) as error:
+            to_json(value)
+        except TypeError as error:
             holds = f"The column {quote(column, 40)} holds {error}"
             raise UserError("data", f"{holds}, which cannot be sent to other machines.") from None
 

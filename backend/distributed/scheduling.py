@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import mlx.core as mx
 
-from backend.distributed.collectives import FlatCollectives
+from backend.config.config import Config
+from backend.distributed.collectives import FlatCollectives, keep_together
 from backend.distributed.messages import SampledRound, SamplingOrder
 from backend.trainer.run_context import StepContext
 from backend.types import Problem
@@ -177,20 +178,22 @@ class LearningReport:
         return max(self.seconds - self.waited_s - self.summed_s, 1e-9)
 
 
-def timed_learning(
-    parts: StepContext, ranks: FlatCollectives, learn: Callable[[], dict[str, float]]
-) -> tuple[dict[str, float], LearningReport]:
-    """The metrics that `learn` returns, and its report."""
+def learn_together(
+    parts: StepContext, config: Config, ranks: FlatCollectives, learn: Callable[[], dict[str, float]]
+) -> tuple[dict[str, float], list[LearningReport]]:
+    """Call `learn` on every rank, with the same weights. → its metrics, and every rank's report."""
     forward = parts.learner.forward
     began, tokens, waited, summed = time.perf_counter(), forward.own_tokens, ranks.waited_s, ranks.summed_s
+    keep_together(parts.learner, config, ranks)
     metrics = learn()
-    return metrics, LearningReport(
+    own = LearningReport(
         tokens=forward.own_tokens - tokens,
         seconds=time.perf_counter() - began,
         waited_s=ranks.waited_s - waited,
         summed_s=ranks.summed_s - summed,
         peak_gb=mx.get_peak_memory() / 1e9,
     )
+    return metrics, [LearningReport(**each) for each in ranks.gather(asdict(own))]  # after the last update
 
 
 class StepShares:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,115 +14,200 @@ import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.config.config import Config
-from backend.distributed import collectives, tensor_parallel
-from backend.distributed.channel import GOODBYE, WorkerChannel
+from backend.distributed import collectives
+from backend.distributed.channel import GOODBYE, ChannelMessage, WorkerChannel
 from backend.distributed.messages import SamplingOrder, check_sendable, with_reward_files, write_reward_code
-from backend.distributed.scheduling import sample_round, score_round, timed_learning
+from backend.distributed.scheduling import learn_together, sample_round, score_round
 from backend.engine import device
+from backend.engine.device import release_cached_buffers
 from backend.models.policy import Policy, load_policy, load_teacher
+from backend.models.sharded_policy import load_sharded_policy
 from backend.rewards.scorer import Scorer, begin_scorer
+from backend.sampling.rollout import Sampler
+from backend.sampling.sampler import Sampling
 from backend.tools.load import load_tools
-from backend.trainer.machine import KeepAwake
+from backend.trainer.machine import KeepAwake, StepSize
 from backend.trainer.memory.plan import refuse_too_large
 from backend.trainer.run_context import StepContext, step_parts
+from backend.training.algorithms import build_learner
+from backend.training.collectives import total
+from backend.training.learner import Learner
 from backend.training.not_finite import NotFiniteError
+from backend.types import Group, Problem
+
+HERE, GO, GIVE_UP = "here", "go", "give up"  # messages of a meeting
+
+
+class CallGivenUpError(Exception):
+    """Rank 0 has given a call up; `then`: its next message, if known."""
+
+    def __init__(self, then: ChannelMessage | None) -> None:
+        super().__init__("rank 0 has given the call up")
+        self.then = then
 
 
 def work(leader: WorkerChannel, ranks: collectives.FlatCollectives) -> None:
     """Obey the leader until it has closed the channel. Raises what goes wrong."""
+    worker: Worker | None = None
     with tempfile.TemporaryDirectory(prefix="grpo-studio-rank-") as folder:
-        worker = Worker(leader, ranks, Path(folder))
         try:
-            worker.run()
+            message = leader.receive()
+            while message.kind != GOODBYE:
+                if message.kind in ("load", "end") and worker is not None:
+                    worker.close()
+                    worker = None
+                    release_cached_buffers()  # rank 0 may export for long
+                if message.kind == "load":
+                    of_model = message.body["config"].parallelism == "tensor"
+                    worker = (ShardedWorker if of_model else SharingWorker)(leader, ranks, Path(folder))
+                message = (worker and worker.obey(message)) or leader.receive()
         finally:
-            worker.keep_awake.stop()
-            if worker.scorer is not None:
-                worker.scorer.close()
+            if worker is not None:
+                worker.close()
 
 
 class Worker:
-    """The state of one worker. `folder`: for the files with reward functions."""
+    """A rank that obeys the leader: its public methods have the names of the messages."""
 
     config: Config  # the settings of the present step
     policy: Policy
     parts: StepContext
 
-    def __init__(self, leader: WorkerChannel, ranks: collectives.FlatCollectives, folder: Path) -> None:
+    def __init__(self, leader: WorkerChannel, ranks: Any, folder: Path) -> None:
         self._leader, self._ranks, self._folder = leader, ranks, folder
         self._notes: list[str] = []
-        self._files: dict[str, Path] = {}
-        self._stages: list[Config] = []
-        self.keep_awake = KeepAwake(self._notes.append)
-        self.scorer: Scorer | None = None
+        self._keep_awake = KeepAwake(self._notes.append)
+        self._keep_awake.start()
 
-    def run(self) -> None:
-        while (message := self._leader.receive()).kind != GOODBYE:
-            if message.kind == tensor_parallel.LOAD:
-                assert isinstance(self._ranks, collectives.MlxCollectives)
-                self.keep_awake.start()
-                message = tensor_parallel.follow(self._leader, self._ranks, message)
-                if message.kind == GOODBYE:
-                    return
-            self._obey(message.kind, message.body)
+    def obey(self, message: ChannelMessage) -> ChannelMessage | None:
+        """→ the leader's next message, if known."""
+        with suppress(NotFiniteError):  # on every rank alike, and the leader ends the run
+            getattr(self, message.kind)(**message.body)
 
-    def _obey(self, kind: str, body: dict[str, Any]) -> None:
-        if kind == "load":
-            self.keep_awake.start()
-            maybe_set_recommended_wired_limit()
-            self._files = write_reward_code(body["code"], self._folder)
-            self.config, *self._stages = map(self._read, [body["config"], *body["stages"]])
-            if self.scorer is not None:
-                self.scorer.close()
-            self.scorer = begin_scorer(self.config)
-            self.scorer.opens_models = False
-            device.use(self.config.device)
-            refuse_too_large(self.config, self._stages)
-            self.policy = load_policy(self.config, self._notes.append)
-            load_teacher(self.policy, self.config)
-        elif kind == "build":
-            assert self.scorer is not None
-            own = self.policy, self.config, self.scorer
-            tools = load_tools(self.config, self.scorer)
-            parts = step_parts(*own, **body, note=self._notes.append, stages=self._stages, tools=tools)
-            self.parts = StepContext(**parts)
-            self.parts.learner.forward.ranks = self._ranks
-            collectives.check_same_base(self.parts, self.config, self._ranks, [])
-        elif kind == "follow":  # the leader's state: that of a checkpoint, or of the start
-            self.parts.learner.restore(None, body["updates"], body["algorithm"])
-            self.parts.scoring.restore(body["scoring"])
-            collectives.follow_leader(self.parts, self.config, self._ranks)
-        elif kind == "change":
-            self.config = self._read(body["config"])
-            self.parts.change(self.config, body["keys"], body["step"])
-        elif kind == "sample":
-            order: SamplingOrder = body["order"]
-            self.parts.scoring.restore(order.scoring)
-            done = sample_round(self.parts, self._ranks.rank, **body, poll=lambda tokens: None)
-            score_round(self.parts, order, done)
-            notes = [*self._notes, *self.parts.rollout.new_notes()]
-            self._notes.clear()
-            completions = [group.completions for group in done.groups]
-            for completion in chain(*completions):
-                check_sendable(completion.logged)
-            problems = [replace(group.problem, row={}) for group in done.groups] if self.parts.rollout.tools else []
-            sampled = {"completions": completions, "problems": problems, "notes": notes}
-            self._leader.send("sampled", done=replace(done, groups=[]), **sampled)
-        elif kind == "learn":
-            self.parts.learner.forward.speeds = body["speeds"]
+    def meet(self) -> None:
+        """Wait until all ranks are here, where they compute passes together."""
 
-            def learn() -> dict[str, float]:
-                collectives.keep_together(self.parts, self.config, self._ranks)
-                return self.parts.learn(body["groups"], self.config, lambda: None)
+    def follow(self, updates: int, algorithm: list[float | None]) -> None:
+        """Take over the leader's state: that of a checkpoint, or of the start."""
+        self.parts.learner.restore(None, updates, algorithm)
+        collectives.follow_leader(self.parts.learner, self.config, self._ranks)
 
-            with suppress(NotFiniteError):  # on every rank alike, and the leader ends the run
-                _, report = timed_learning(self.parts, self._ranks, learn)
-                self._ranks.gather(asdict(report))
-                mx.reset_peak_memory()  # of the next step
-        elif kind == "measure":
-            self.parts.learner.forward.speeds = body["speeds"]
-            self.parts.held_out_metrics(body["groups"], self.config, lambda: None)
-        else:
-            self.parts.rest()
+    def learn(self, groups: list[Group], speeds: list[float]) -> None:
+        self.parts.learner.forward.speeds = speeds
+        learn = partial(self.parts.learn, groups, self.config, self.meet)
+        learn_together(self.parts, self.config, self._ranks, learn)
+        mx.reset_peak_memory()  # of the next step
 
-    def _read(self, config: Config) -> Config:
-        return with_reward_files(config, self._files)
+    def measure(self, groups: list[Group], speeds: list[float]) -> None:
+        self.parts.learner.forward.speeds = speeds
+        self.parts.held_out_metrics(groups, self.config, self.meet)
+
+    def close(self) -> None:
+        self._keep_awake.stop()
+
+
+class SharingWorker(Worker):
+    """Of a run whose prompts are shared. `folder`: for the files with reward functions."""
+
+    _scorer: Scorer | None = None
+
+    def load(self, config: Config, stages: list[Config], code: dict[str, tuple[str, str]]) -> None:
+        maybe_set_recommended_wired_limit()
+        self._files = write_reward_code(code, self._folder)
+        self.config, *self._stages = (with_reward_files(each, self._files) for each in [config, *stages])
+        self._scorer = begin_scorer(self.config)
+        self._scorer.opens_models = False
+        device.use(self.config.device)
+        refuse_too_large(self.config, self._stages)
+        self.policy = load_policy(self.config, self._notes.append)
+        load_teacher(self.policy, self.config)
+
+    def build(self, steps: int, longest_prompts: list[int], images: int, most: StepSize) -> None:
+        assert self._scorer is not None
+        own = self.policy, self.config, self._scorer, steps, longest_prompts, self._notes.append
+        tools = load_tools(self.config, self._scorer)
+        self.parts = StepContext(**step_parts(*own, most=most, stages=self._stages, tools=tools, images=images))
+        self.parts.learner.forward.ranks = self._ranks
+        collectives.check_same_base(self.policy, self.config, self._ranks, [])
+
+    def change(self, config: Config, keys: list[str], step: int) -> None:
+        self.config = with_reward_files(config, self._files)
+        self.parts.change(self.config, keys, step)
+
+    def sample(self, order: SamplingOrder, start: int, problems: list[Problem]) -> None:
+        self.parts.scoring.restore(order.scoring)
+        done = sample_round(self.parts, self._ranks.rank, order, start, problems, lambda tokens: None)
+        score_round(self.parts, order, done)
+        notes = [*self._notes, *self.parts.rollout.new_notes()]
+        self._notes.clear()
+        completions = [group.completions for group in done.groups]
+        for completion in chain(*completions):
+            check_sendable(completion.logged)
+        opened = [replace(group.problem, row={}) for group in done.groups] if self.parts.rollout.tools else []
+        sampled = {"completions": completions, "problems": opened, "notes": notes}
+        self._leader.send("sampled", done=replace(done, groups=[]), **sampled)
+
+    def rest(self) -> None:
+        self.parts.rest()
+
+    def close(self) -> None:
+        super().close()
+        if self._scorer is not None:
+            self._scorer.close()
+
+
+class ShardedWorker(Worker):
+    """Of a run whose model is sharded. Prompts and rewards are rank 0's."""
+
+    def obey(self, message: ChannelMessage) -> ChannelMessage | None:
+        mx.synchronize()
+        try:
+            self.meet()
+            return super().obey(message)
+        except CallGivenUpError as error:
+            return error.then
+
+    def meet(self) -> None:
+        self._leader.send(HERE)
+        message = self._leader.receive()
+        if message.kind != GO:  # given up, or rank 0's call has failed between two meetings
+            raise CallGivenUpError(None if message.kind == GIVE_UP else message)
+
+    def load(self, config: Config) -> None:
+        self.config = config
+        self.policy = load_sharded_policy(config, self._ranks.group, add_up=partial(total, self._ranks))
+
+    def build(self, steps: int, of_learner: dict[str, Any], of_rollout: dict[str, Any]) -> None:
+        config, policy = self.config, self.policy
+        rewards: Any = None  # rank 0's alone
+        learner = build_learner(policy, config, steps, **of_learner)
+        rollout = Sampler(policy, config.max_completion_length, **of_rollout)
+        self.parts = StepContext(policy, learner, rollout, rewards, Sampling.of(config), steps)
+        self._ranks.gather(decisions(learner, rollout))
+
+    def change(self, config: Config, keys: list[str], step: int) -> None:
+        self.config, parts = config, self.parts
+        self.policy.use_reference(config)
+        parts.learner.change(config, parts.steps_of(config), keys)
+
+    def sample(self, prompts: list[list[int]], rest: tuple[Any, ...], max_tokens: int) -> None:
+        collectives.keep_together(self.parts.learner, self.config, self._ranks)
+        self.parts.rollout.max_tokens = max_tokens
+        problems = [Problem(0, "", [], tokens, "") for tokens in prompts]
+        self.parts.rollout.sample(problems, *rest, poll=lambda tokens: self.meet())
+
+
+def decisions(learner: Learner, rollout: Sampler) -> dict[str, Any]:
+    """The decisions that ranks which compute a model together must share."""
+    policy, model = learner.policy, learner.policy.split_model
+    return {
+        "eos_ids": policy.eos_ids,
+        "vocabulary": model.vocab_size,
+        "shares prompts": model.prefix_layers,
+        "has a reference": policy.reference is not None,
+        "decodes together": rollout.has_continuous_batching,
+        "fused layers": len(rollout.fused.fused_linears),
+        "micro-batch": learner.forward.micro_batch_tokens,
+        "adapters": sorted(policy.trainable()),
+        "slow paths": [*model.slow_paths, *rollout.slow_paths],
+    }

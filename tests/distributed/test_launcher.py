@@ -22,7 +22,7 @@ from backend.cli.training import PreparedRun, hosts_setting, machine_settings
 from backend.config.config import load, parse, problems
 from backend.distributed.collectives import StepSnapshot
 from backend.distributed.hosts_file import Host, HostsFile, parse_hosts
-from backend.distributed.launcher import LaunchEnd, run_ranks, without, write_late_ending
+from backend.distributed.launcher import LaunchEnd, run_ranks, write_late_ending
 from backend.distributed.machine_check import plan_machines, require_one_machine
 from backend.distributed.ranks import STOPPED, LostRankError, Orders, RankInfo
 from backend.runs import checkpoint
@@ -160,10 +160,10 @@ def test_a_machine_is_left_out_with_the_devices_that_lead_to_it() -> None:
     hosts = parse_hosts(
         [{"ssh": name, "rdma": [None if other == name else f"to_{other}" for other in "abc"]} for name in "abc"], "f"
     )
-    left = without(hosts, 1)
+    left = hosts.without(1)
     assert [host.ssh for host in left.hosts] == ["a", "c"]
     assert [host.rdma for host in left.hosts] == [(None, "to_c"), ("to_a", None)]
-    assert without(HostsFile((Host("a"), Host("b"))), 1).hosts == (Host("a"),)
+    assert HostsFile((Host("a"), Host("b"))).without(1).hosts == (Host("a"),)
 
 
 MAC = RankInfo(1, "mac-b", log="ranks/rank-1.log in the run folder")
@@ -183,11 +183,11 @@ class LosingParts:
 
         class Parts(RunContext):
             def take_back(self) -> None:
-                own.kept[-1].restore(self)
+                own.kept[-1].restore(self.learner)
 
             def learn(self, groups: Any, config: Any, poll: Callable[[], None]) -> dict[str, float]:
                 learner = self.learner
-                own.kept.append(StepSnapshot.of(self, config))
+                own.kept.append(StepSnapshot.of(learner, config))
                 begun, update = learner.updates, learner.update
 
                 def failing(*batch: Any, **about: Any) -> dict[str, float]:

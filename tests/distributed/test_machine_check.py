@@ -14,7 +14,7 @@ import pytest
 from mlx._distributed_utils.common import Hostfile
 
 from backend.distributed import machine_check
-from backend.distributed.commands import launch_command, program_environment, rank_program, shell_words
+from backend.distributed.commands import launch_command, rank_program, shell_words
 from backend.distributed.hosts_file import (
     Host,
     HostsFile,
@@ -316,12 +316,12 @@ def test_what_a_backend_lacks_is_a_mistake(hosts: HostsFile, wanted: str, says: 
 
 def test_a_rank_s_program_is_that_of_its_machine():
     here, root = [sys.executable, "-P", "-m", "backend", "rank"], str(project_root())
-    assert (rank_program(Host("b"), "rank"), program_environment(Host("b"))) == (here, {"PYTHONPATH": root})
+    assert rank_program(Host("b"), "rank") == (here, {"PYTHONPATH": root})
     tool = Host("b", program="~/.local/bin/grpo-studio-backend")
-    assert (rank_program(tool, "rank"), program_environment(tool)) == ([tool.program, "rank"], {})
+    assert rank_program(tool, "rank") == ([tool.program, "rank"], {})
     checkout = Host("b", program="/opt/py", folder="/opt/grpo")
-    assert rank_program(checkout, "rank") == ["/opt/py", "-P", "-m", "backend", "rank"]
-    assert program_environment(checkout) == {"PYTHONPATH": "/opt/grpo"}
+    there = ["/opt/py", "-P", "-m", "backend", "rank"]
+    assert rank_program(checkout, "rank") == (there, {"PYTHONPATH": "/opt/grpo"})
     assert shell_words(["~/my bin/x", "--run", "~"]) == """"$HOME"/'my bin/x' --run '~'"""
 
 
@@ -329,7 +329,7 @@ def test_the_command_to_copy_starts_every_rank():
     line = launch_command(parse_hosts(TWO, "f"), Path("h.json"), "ring", Path("/runs/one"))
     assert line[0].endswith("mlx.launch")
     assert line[1:5] == ["--hostfile", "h.json", "--backend", "ring"]
-    assert line[line.index("--") + 1 :] == [*rank_program(Host(""), "rank"), "--run", "/runs/one"]
+    assert line[line.index("--") + 1 :] == [*rank_program(Host(""), "rank")[0], "--run", "/runs/one"]
     hosts = parse_hosts({"hosts": [*TWO, TWO[0]], "envs": ["MLX_A=b"]}, "f")
     mpi = launch_command(hosts, Path("h.json"), "mpi", Path("/runs/one"))
     assert mpi[:5] == ["mpirun", "-np", "3", "--host", "localhost:2,anna@mac-b.local:1"]

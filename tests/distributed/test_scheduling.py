@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -188,7 +187,7 @@ def test_a_rank_that_does_not_come_to_an_update_is_given_up() -> None:
 
 def sent(value: Any) -> Any:
     """Through the frames of the control channel."""
-    stream = io.BytesIO(b"".join(messages.encode("a test", {"it": value})))
+    stream = io.BytesIO(messages.encode("a test", {"it": value}))
     kind, body = messages.decode(lambda count: bytearray(stream.read(count)))
     assert kind == "a test"
     return body["it"]
@@ -226,22 +225,22 @@ def test_scored_groups_arrive_as_they_were() -> None:
 
 
 @cases(
-    ("numbers", "dtype"),
+    ("numbers", "code"),
     [
-        ([0, 1] * 9, "uint8"),
-        ([-1, 70_000] * 9, "int32"),
+        ([0, 1] * 9, "B"),
+        ([-1, 70_000] * 9, "i"),
+        ([2**40, 0] * 9, "q"),
         ([2**63] * 9, None),
         ([2**80] * 9, None),
-        ([0.5, float("nan"), float("-inf")] * 9, "float32"),
-        ([0.1, 1e300] * 9, "float64"),
+        ([0.5, float("nan"), float("-inf")] * 9, "f"),
+        ([0.1, 1e300] * 9, "d"),
         ([1, True] * 9, None),
         ([0] * 8, None),
     ],
 )
-def test_numbers_travel_in_the_smallest_type_that_holds_them(numbers: list[Any], dtype: str | None) -> None:
-    arrays: list[np.ndarray] = []
-    messages.to_json(numbers, arrays)
-    assert [array.dtype.name for array in arrays] == ([dtype] if dtype else [])
+def test_numbers_travel_in_the_smallest_type_that_holds_them(numbers: list[Any], code: str | None) -> None:
+    plain = messages.to_json(numbers)
+    assert plain == numbers if code is None else plain[messages.TYPE] == code
     assert repr(sent(numbers)) == repr(numbers)
 
 
@@ -250,7 +249,6 @@ def test_what_a_model_is_computed_with_arrives_as_it_was() -> None:
     config, costs = parse({"model": "m", "data": "d", "stages": [{"iters": 2}]}), RowCosts(((1, 0.5), (8, 1.0)))
     value = {"sampling": sampling, "config": config, "costs": costs, "rest": (1, "two", None)}
     assert sent(value) == value
-    assert mx.array_equal(sent(mx.array([[1.5, 2.5]])), mx.array([[1.5, 2.5]]))
 
 
 def test_reward_files_move_to_the_worker(tmp_path: Path) -> None:

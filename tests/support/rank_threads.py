@@ -112,7 +112,7 @@ class ThreadLink:
     def check(self) -> None: ...
 
     def _put(self, rank: int, kind: str, body: Mapping[str, Any]) -> None:
-        stream = io.BytesIO(b"".join(encode(kind, body)))
+        stream = io.BytesIO(encode(kind, body))
         message = decode(lambda count: bytearray(stream.read(count)))
         self._inboxes[rank].put(ChannelMessage(self._ranks.rank, *message))
 
