@@ -4,7 +4,7 @@ the same calls in the same order; each blocks until all have made it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
@@ -12,55 +12,33 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from backend.training.losses import Tally, combine
 
 
-class Collectives(Protocol):
-    """`rank` runs from 0, the leader, to `size` − 1."""
+class Collectives:
+    """Those of a run with one process; several have a subclass. `rank` runs from 0, the leader, to `size` − 1."""
 
-    rank: int
-    size: int
+    rank, size = 0, 1
 
     def sum(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """Sum arrays of equal shapes over the ranks in float32; bit-equal on every rank."""
-        ...
+        return list(arrays)
 
     def broadcast(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """Rank 0's arrays; the others pass arrays of the same shapes and types."""
-        ...
+        return list(arrays)
 
     def gather(self, value: Any) -> list[Any]:
         """The JSON values of all ranks, in rank order; floats are exact, NaN and infinities allowed."""
-        ...
-
-    def concatenate(self, x_N: mx.array) -> mx.array:
-        """Concatenate float32 vectors in rank order; lengths may differ or be 0."""
-        ...
-
-
-class Alone(Collectives):
-    """A run with one process."""
-
-    rank = 0
-    size = 1
-
-    def sum(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        return list(arrays)
-
-    def broadcast(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        return list(arrays)
-
-    def gather(self, value: Any) -> list[Any]:
         return [value]
 
     def concatenate(self, x_N: mx.array) -> mx.array:
+        """Concatenate float32 vectors in rank order; lengths may differ or be 0."""
         return x_N
 
 
-ALONE = Alone()
+ALONE = Collectives()
 
 
 def total_gradient(ranks: Collectives, gradient: Any) -> Any:
     """Sum of the gradients over the ranks."""
-    if ranks.size == 1:
-        return gradient
     named: list[tuple[str, mx.array]] = tree_flatten(gradient)  # pyright: ignore[reportAssignmentType]: of arrays alone
     sums = ranks.sum([x for _, x in named])
     return tree_unflatten([(name, x) for (name, _), x in zip(named, sums, strict=True)])
@@ -82,8 +60,6 @@ def total(ranks: Collectives, x: mx.array) -> mx.array:
 
 def merged(ranks: Collectives, own: dict[int, Any]) -> dict[int, Any]:
     """Merge the entries of all ranks; integer keys stay integers."""
-    if ranks.size == 1:
-        return own
     return {row: value for pairs in ranks.gather([*own.items()]) for row, value in pairs}
 
 
