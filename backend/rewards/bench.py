@@ -29,7 +29,7 @@ from backend.rewards import catalogue
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, RewardError, wait_on
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import RewardSource, TrainerState, samples_of, total_reward
+from backend.rewards.scoring import RewardSource, TrainerState, total_reward
 from backend.rewards.worker import RewardWorker
 from backend.runs.completion_rows import SampledRow, ScoringRow, images_of, token_ids
 from backend.tools.host import ToolHost
@@ -299,17 +299,13 @@ class RewardBench:
                 scorer, timeout_s = self._scorer_of(config), config.reward_timeout
                 for index, function in enumerate(scorer.load(poll)[0]):
                     on_function(function.name)
+                    result = Scores(function.name)
                     try:
                         scored = scorer.call(groups, 0, [index], timeout_s, state, captures=True, poll=poll)
-                    except RewardError as error:  # of a model
-                        results.append(Scores(function.name, error=error.place))
-                        continue
-                    result = Scores(function.name, printed=scored.printed)
-                    if failure := scored.failure:
-                        result.error = scorer.error([function], failure, samples_of(groups)).place
-                    else:
                         result.seconds, result.given = scored.seconds[0], scored.scores[0]
-                        result.logged = scored.columns
+                        result.logged, result.printed = scored.columns, scored.printed
+                    except RewardError as error:
+                        result.error, result.printed = error.place, error.failure.printed
                     results.append(result)
                 scorer.unload_models()  # a bench may stay open for hours
             except BaseException:

@@ -15,7 +15,7 @@ import traceback
 import types
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ _BUNDLED_MODULES = "; not in the app: use grpo-studio from pip"
 class Failure(Exception):
     """Failure of user code. `what`: words after the function's name, with a line if it `raised`; `function`,
     `completion`: indices in the call, the latter None if none is to blame; `line`: innermost line of `file`, or 0;
-    `frames`: {"line", "function", "code"} of its lines on the stack, outermost first."""
+    `frames`: {"line", "function", "code"} of its lines on the stack, outermost first; `problems`: (setting, message) of
+    what cannot be loaded."""
 
     what: str
     function: int = 0
@@ -53,6 +54,8 @@ class Failure(Exception):
     line: int = 0
     frames: Sequence[dict[str, Any]] = ()
     traceback: str = ""
+    printed: str = ""
+    problems: Sequence[tuple[str, str]] = ()
 
     @classmethod
     def of(cls, what: str, error: BaseException | None, file: Path | None, line: int = 0, **fields: Any) -> Failure:
@@ -73,12 +76,17 @@ class Failure(Exception):
 
 
 class RewardError(UserError):
-    """User code failed while it was loaded or called; `place` is where in its file."""
+    """User code failed while it was loaded or called."""
 
     def __init__(self, problems: Iterable[ConfigProblem], failure: Failure) -> None:
         super().__init__(replace(problem, traceback=failure.traceback) for problem in problems)
-        place = {key: asdict(failure)[key] for key in ("file", "line", "frames", "traceback")}
-        self.place: dict[str, Any] = {"sentence": self.faults[0].sentence, **place}
+        self.failure = failure
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The message, and where in the user's file it failed, as JSON."""
+        where = {key: getattr(self.failure, key) for key in ("file", "line", "frames", "traceback")}
+        return {"sentence": self.faults[0].sentence, **where}
 
     @classmethod
     def of_call(

@@ -19,7 +19,7 @@ from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Failure, Poll, RewardError, ThreadCaller, timeout_words, wait_on
 from backend.rewards.catalogue import locate_reward_file, nearest
 from backend.rewards.registry import FunctionDescription
-from backend.rewards.scoring import Answer, FunctionHost, RewardSource, Sample, TrainerState
+from backend.rewards.scoring import Answer, FunctionHost, RewardSource, TrainerState
 from backend.rewards.worker import RewardWorker
 from backend.types import Group, ToolResult
 from backend.utils.errors import ConfigProblem, UserError
@@ -68,16 +68,17 @@ class Scorer:
             self.models = model_reward.open_model_rewards(sorted(self._source.models), self._source.base)
         source = self._source
         while self._generation != self.host.generation:
-            answer = self.host.ask(scoring.LoadRequest(self._key, source, self._timeout_s, self.tools), poll)
-            if failure := answer.failure:
-                problems = [ConfigProblem(*problem) for problem in answer.problems]
+            try:
+                answer = self.host.ask(scoring.LoadRequest(self._key, source, self._timeout_s, self.tools), poll)
+            except Failure as failure:
+                problems = [ConfigProblem(*problem) for problem in failure.problems]
                 if not problems:
                     file = source.file or next(iter(source.files), None)
                     setting = "reward_functions_file" if source.file else "reward_functions"
                     whose = file.name if file else "The process that scores"
                     problems = [ConfigProblem(setting, f"{whose} {failure.what} while it was being loaded.")]
                     failure.file = str(file or "")
-                raise RewardError(problems, failure)
+                raise RewardError(problems, failure) from None
             self.loaded, self._generation = answer, self.host.generation
             self.restore_tools(poll)
         return self.loaded.stages
@@ -107,14 +108,13 @@ class Scorer:
         poll()
         if self._generation != self.host.generation:  # another run of this worker has ended its process
             raise ProcessLostError("was interrupted")
-        # Quick, and a poll that raises there would end the process before its environments can close.
-        answer = self.host.ask(scoring.ToolRequest(self._key, timeout_s, **request))
-        if answer.failure is None:
-            return answer.turns
-        hung = answer.failure.what == timeout_words(timeout_s)
-        raise ProcessLostError(
-            f"kept Python's lock for more than {timeout_s:g} s (tool_timeout)" if hung else answer.failure.what
-        )
+        try:
+            # Quick, and a poll that raises there would end the process before its environments can close.
+            return self.host.ask(scoring.ToolRequest(self._key, timeout_s, **request)).turns
+        except Failure as failure:
+            hung = failure.what == timeout_words(timeout_s)
+            what = f"kept Python's lock for more than {timeout_s:g} s (tool_timeout)" if hung else failure.what
+            raise ProcessLostError(what) from None
 
     def score(
         self,
@@ -132,8 +132,6 @@ class Scorer:
             return Answer()
         functions = self.load(poll)[stage]
         scored = self.call(groups, stage, range(len(functions)), timeout_s, state, poll=poll)
-        if scored.failure is not None:
-            raise self.error(functions, scored.failure, samples)
         names = [function.name for function in functions]
         for (_, completion), row in zip(samples, zip(*scored.scores, strict=True), strict=True):
             completion.scores = dict(zip(names, row, strict=True))
@@ -151,18 +149,23 @@ class Scorer:
         captures: bool = False,
         poll: Poll = wait_on,
     ) -> Answer:
-        """Call functions of a stage without changing completions. Raises RewardError for loading and for models."""
-        self.load(poll)
+        """Call functions of a stage without changing completions. Raises RewardError."""
+        functions = self.load(poll)[stage]
         models, answer = self.stage_models(stage), Answer()
         if models:
             self.load_models()
         others = [index for index in indices if index not in models]
         if others or not models:
             request = scoring.ScoreRequest(self._key, stage, others, groups, timeout_s, state, captures)
-            answer = self.host.ask(request, poll)
-        if failure := answer.failure:
-            failure.function = indices.index(others[failure.function])
-            return answer
+            try:
+                answer = self.host.ask(request, poll)
+            except Failure as failure:
+                function, index = functions[others[failure.function]], failure.completion
+                failure.what = self.with_network_hint(failure.what)
+                if not failure.file:  # its process is gone
+                    failure.file, failure.line = str(function.file or ""), function.line
+                sample = None if index is None else scoring.samples_of(groups)[index]
+                raise RewardError.of_call(function, failure, sample) from None
         scored = dict(zip(others, zip(answer.scores, answer.seconds, strict=True), strict=True))
         printed = [answer.printed]
         for index in filter(models.__contains__, indices):
@@ -184,15 +187,6 @@ class Scorer:
         scores, seconds = zip(*(scored[index] for index in indices), strict=True)
         return replace(answer, scores=[*scores], seconds=[*seconds], printed="\n".join(filter(None, printed)))
 
-    def error(
-        self, functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[Sample]
-    ) -> RewardError:
-        function, index = functions[failure.function], failure.completion
-        failure.what = self.with_network_hint(failure.what)
-        if not failure.file:  # its process is gone
-            failure.file, failure.line = str(function.file or ""), function.line
-        return RewardError.of_call(function, failure, None if index is None else samples[index])
-
     def with_network_hint(self, what: str) -> str:
         """What code raised, and that it may not use the network if that is the reason."""
         has_none = isinstance(self.host, RewardWorker) and not self.host.network
@@ -211,12 +205,12 @@ class Scorer:
                 hint = ' Put @register_map_function("name") above it.'
             file = quote(self._source.file.name, 40) if self._source.file else "The reward functions file"
             raise UserError("map_function", f"{file} registers no map function {quote(function, 40)}.{hint}")
-        mapped = self.host.ask(scoring.MapRequest(self._key, function, list(rows), self._timeout_s))
-        if failure := mapped.failure:
+        try:
+            return self.host.ask(scoring.MapRequest(self._key, function, list(rows), self._timeout_s)).rows
+        except Failure as failure:
             row = f"one of the rows from {where(0)} on" if failure.completion is None else where(failure.completion)
             sentence = f"The map function {quote(function, 30)} {quote(failure.what, 100)} on {row}."
-            raise RewardError([ConfigProblem("map_function", sentence)], failure)
-        return mapped.rows
+            raise RewardError([ConfigProblem("map_function", sentence)], failure) from None
 
     def notes(self) -> list[str]:
         """Messages about missing confinement of a user's file."""

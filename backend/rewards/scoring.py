@@ -131,12 +131,11 @@ Request = LoadRequest | ScoreRequest | MapRequest | ToolRequest
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A `failure`, or the answer to a LoadRequest: functions by stage, map functions, missing confinement (`notes`); of
-    a failed one the `problems` (setting, message). ScoreRequest: `scores` and `seconds` by function, what they logged
-    and printed. MapRequest: `rows`, None for a dropped one. ToolRequest: `turns` that have ended."""
+    """To a LoadRequest: functions by stage, map functions, missing confinement (`notes`). ScoreRequest: `scores` and
+    `seconds` by function, what they logged and printed. MapRequest: `rows`, None for a dropped one. ToolRequest:
+    `turns` that have ended. `failure`: as a worker's process sends it; hosts raise it."""
 
     failure: Failure | None = None
-    problems: list[tuple[str, str]] = field(default_factory=list)
     stages: list[list[FunctionDescription]] = field(default_factory=list)
     map_functions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -183,6 +182,7 @@ class FunctionHost:
         self.caller.close()
 
     def ask(self, request: Request, poll: Poll = wait_on) -> Answer:
+        """Raises Failure."""
         self.caller.poll = poll
         if isinstance(request, LoadRequest):
             return self._load(request)
@@ -203,7 +203,8 @@ class FunctionHost:
                     stack.enter_context(contextlib.redirect_stderr(printed))
                 answer = self._score(request, [stages[request.stage][index] for index in request.indices], tools)
         except Failure as failure:
-            answer = Answer(failure)
+            failure.printed = printed.getvalue()[-LONGEST_PRINTED:]
+            raise
         return replace(answer, printed=printed.getvalue()[-LONGEST_PRINTED:])
 
     def _score(self, request: ScoreRequest, functions: Sequence[RewardFunction], tools: Toolbox | None) -> Answer:
@@ -284,7 +285,7 @@ class FunctionHost:
         except UserError as error:
             named = source.file or (source.files[0] if len(source.files) == 1 else None)
             problems = [(problem.setting, problem.sentence) for problem in error.faults]
-            return Answer(Failure.of(problems[0][1], error.__cause__, named), problems)
+            raise Failure.of(problems[0][1], error.__cause__, named, problems=problems) from error
         self._loaded[request.key] = stages, file, tools
         return Answer(
             stages=[[function.about for function in stage] for stage in stages],

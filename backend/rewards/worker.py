@@ -95,7 +95,7 @@ class RewardWorker:
                 self.stop(EXIT_S)
 
     def ask(self, request: Request, poll: Poll = wait_on) -> Answer:
-        """The answer; hangs and crashes become its `failure`. Raises what `poll` raises, and UserError."""
+        """Raises Failure, also for hangs and crashes, what `poll` raises, and UserError."""
         with self._lock:
             self._keys.add(request.key)
             child = self.start()
@@ -113,16 +113,18 @@ class RewardWorker:
                     request = replace(request, groups=groups)
                 child.send(request)
                 answer = child.receive(request, poll)
-                if answer.failure and answer.failure.what == timeout_words(request.timeout_s):
-                    self.stop()  # tasks that ignore their cancellation would run on
-                return answer
             except Failure as failure:
                 failure.function, failure.traceback = max(failure.function, 0), child.stack()
                 self.stop()
-                return Answer(failure)
+                raise
             except BaseException:
                 self.stop()  # the answer to this request must not be taken for that to the next one
                 raise
+            if answer.failure is None:
+                return answer
+            if answer.failure.what == timeout_words(request.timeout_s):
+                self.stop()  # tasks that ignore their cancellation would run on
+            raise answer.failure
 
 
 class _Child:
@@ -343,12 +345,15 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
             last, limit_s = "", request.timeout_s
             if isinstance(request, LoadRequest):
                 mark(0)
-            answer = asdict(host.ask(request))
+            try:
+                answer = host.ask(request)
+            except Failure as failure:
+                answer = Answer(failure)
             faulthandler.cancel_dump_traceback_later()
             with suppress(BaseException):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            send(_encode(answer))
+            send(_encode(asdict(answer)))
     except EOFError:
         (host or caller).close()
         sys.exit()  # a user's `atexit` functions run now, and files are flushed
