@@ -281,24 +281,21 @@ class Examination:
         if not self.questions:
             least = "two completions of one prompt" if self.kind == "group" else "a completion"
             raise UserError("cases", f"There is nothing to ask {self.name} about: give {least}, or cases of it.")
-        model, answers, total = self.model, list[Sequence[float | None]](), len(self.questions)
+        model, answers = self.model, list[Sequence[float | None]]()
+
+        def told(done: int) -> None:
+            report({"phase": self.name, "done": done, "of": len(self.questions)})
+
         try:
             model.load(None)
             if isinstance(model, Judge):
-                asked = [model.ask_afresh(self.problems[each.group], each.texts, each.order) for each in self.questions]
-
-                def waiting() -> None:
-                    report({"phase": self.name, "done": sum(each.done() for each in asked), "of": total})
-                    poll()
-
-                model.wait(asked, waiting)
-                waiting()
-                answers += [each.result() for each in asked]
+                asked = [(self.problems[each.group], each.texts, each.order) for each in self.questions]
+                answers += model.ask_afresh(asked, poll, told)
             for question in self.questions[len(answers) :]:
                 completions = [Completion([], [], text, "eos") for text in question.texts]
                 group = Group(self.problems[question.group], completions)
                 answers.append(model.score([group], TrainerState(), poll).scores)
-                report({"phase": self.name, "done": len(answers), "of": total})
+                told(len(answers))
         finally:
             model.close()
         return measure(self.name, self.kind, self.groups, self.questions, answers)

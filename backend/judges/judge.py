@@ -10,7 +10,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +40,7 @@ UNREADABLE = "a reply could not be read ({})"
 REASON_LENGTH = 300  # characters, so that a weak model comes to an end
 Judgement = tuple[float, str]  # a score, 0 … 1, and its explanation
 Judgements = list[Judgement] | None  # None where no score came
+FreshQuestion = tuple[Problem, Sequence[str], Sequence[int]]  # texts, and the order in which group mode lists them
 _GROUP = """\
 All of the trajectories below have been given the same goal. Consider each of them and give each a score from 0 to 1. \
 A clearly better trajectory gets a clearly higher score; similar ones get similar scores. Their order means nothing.
@@ -170,24 +171,27 @@ class Judge:
             return group_messages(self.rubric, problem, texts)
         return single_messages(self.rubric, problem, texts[0])
 
-    def ask_afresh(self, problem: Problem, texts: Sequence[str], order: Sequence[int]) -> Future[list[float | None]]:
-        """Scores of `texts`, whatever is known of them; `wait` for it. `order`: in which group mode lists them."""
-        scores, found = list[float | None]([None] * len(texts)), Future[list[float | None]]()
-        parts = [list(order)] if self.mode == "group" else [[index] for index in range(len(texts))]
-        left = len(parts)
+    def ask_afresh(
+        self, questions: Sequence[FreshQuestion], poll: Poll, report: Callable[[int], None] = lambda done: None
+    ) -> list[list[float | None]]:
+        """The scores of each question, whatever is known of its texts. Reports how many questions are answered."""
+        asked: list[list[tuple[Sequence[int], Future[Judgements]]]] = []
+        for problem, texts, order in questions:
+            parts = [order] if self.mode == "group" else [[index] for index in range(len(texts))]
+            messages = [self._messages(problem, [texts[index] for index in part]) for part in parts]
+            asked.append([(part, self._begin(each, len(part))) for part, each in zip(parts, messages, strict=True)])
 
-        def take(part: list[int], future: Future[Judgements]) -> None:
-            nonlocal left
-            judged = None if future.cancelled() else future.result()
-            for index, (score, _) in zip(part, judged or (), strict=False):
-                scores[index] = score
-            left -= 1
-            if not left:
-                found.set_result(scores)
+        def polled() -> None:
+            report(sum(all(future.done() for _, future in parts) for parts in asked))
+            poll()
 
-        for part in parts:
-            future = self._begin(self._messages(problem, [texts[index] for index in part]), len(part))
-            future.add_done_callback(lambda future, part=part: take(part, future))
+        self.wait([future for parts in asked for _, future in parts], polled)
+        polled()
+        found = [list[float | None]([None] * len(texts)) for _, texts, _ in questions]
+        for scores, parts in zip(found, asked, strict=True):
+            for part, future in parts:
+                for index, (score, _) in zip(part, future.result() or (), strict=False):
+                    scores[index] = score
         return found
 
     def wait(self, futures: Iterable[Future[Any]], poll: Poll) -> None:

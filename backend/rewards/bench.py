@@ -540,8 +540,8 @@ class CaseResult:
 
     case: Case
     scores: Mapping[str, float | None]
-    failures: tuple[str, ...]
-    tracebacks: tuple[str, ...] = ()
+    failures: Sequence[str]
+    tracebacks: Sequence[str]
 
     @property
     def passed(self) -> bool:
@@ -612,8 +612,7 @@ def rerun(
             # A function may be gone; then only its own case fails.
             if call and (call.file or call.function in known or catalogue.computes_names(file)):
                 available[entry] = None
-    scores: list[dict[str, float | None]] = [{} for _ in cases]
-    errors: dict[str, Mapping[str, Any]] = {}
+    results: dict[str, Scores] = {}
     if available:
         scoring = Config(reward_functions=list(available), reward_functions_file=str(file), reward_timeout=timeout_s)
         left_out = ("expected", "calls", "tokens", "completion")
@@ -622,28 +621,24 @@ def rerun(
             row = {key: value for key, value in case.items() if key not in left_out}
             row["completions"] = [{"text": case["completion"], "tokens": case.get("tokens")}]
             groups.append(group_of(row, index, f"Row {index + 1}"))
-        for result in bench.score(scoring, groups, poll):
-            if result.error:
-                errors[result.name] = result.error
-            for given, score in zip(scores, result.given, strict=False):
-                given[result.name] = score
+        results = {result.name: result for result in bench.score(scoring, groups, poll)}
 
     def text(score: float | None) -> str:
         return "no opinion" if score is None else f"{score:.6g}"
 
-    results: list[CaseResult] = []
-    for case, given in zip(cases, scores, strict=True):
-        failures: list[str] = []
-        failed = {name: errors[name] for name in case["expected"] if name in errors}
+    found: list[CaseResult] = []
+    for index, case in enumerate(cases):
+        given = {name: result.given[index] for name, result in results.items() if not result.error}
+        failures, tracebacks = list[str](), list[str]()
         for name, expected in case["expected"].items():
-            score = given.get(name, math.nan)
+            score, error = given.get(name, math.nan), results[name].error if name in results else None
             is_equal = expected is score
             if expected is not None and score is not None:
                 is_equal = math.isclose(expected, score, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
             if not is_equal:
                 gave = f"gave {text(score)}" if name in given else "gave no score"
-                reason = f" {failed[name]['sentence']}" if name in failed else ""
+                reason = f" {error['sentence']}" if error else ""
                 failures.append(f"{name} {gave}; {text(expected)} is expected.{reason}")
-        tracebacks = tuple(error["traceback"] for error in failed.values())
-        results.append(CaseResult(case, given, tuple(failures), tracebacks))
-    return results
+            tracebacks += [error["traceback"]] if error else []
+        found.append(CaseResult(case, given, failures, tracebacks))
+    return found

@@ -214,10 +214,9 @@ def test_asked_afresh(server: JudgeServer, judge_of) -> None:
     for mode, calls in (("group", 1), ("single", 2)):
         judge, problem, before = judge_of(None, mode=mode), Problem(0, "2 + 2?", [], [], ""), len(server.calls)
         for order in ([0, 1], [1, 0]):
-            future = judge.ask_afresh(problem, ["b", "aaa"], order)
-            judge.wait([future], wait_on)
             lengths = [3, 5] if mode == "group" else [1, 3]  # a group's are JSON
-            assert future.result() == [length / 10 for length in lengths]
+            found = judge.ask_afresh([(problem, ["b", "aaa"], order)], wait_on)
+            assert found == [[length / 10 for length in lengths]]
         assert len(server.calls) - before == 2 * calls
 
 
