@@ -11,15 +11,18 @@ from dataclasses import dataclass, field
 from itertools import combinations, groupby
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from backend.judges.judge import Judge
-from backend.judges.model_reward import Block, ModelReward, correlation, model_entries, open_model_rewards, sums
+from backend.judges.model_reward import Block, correlation, model_entries, open_model_rewards, sums
 from backend.rewards.bench import Case, group_of, read_cases
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.scoring import TrainerState
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from backend.judges.model_reward import ModelReward
 
 AGREES, FEW_PAIRS = 0.7, 10
 """Two people agree on about 80 % of pairs (MT-Bench, arXiv:2306.05685), chance on 50 %. Fewer pairs tell little."""

@@ -71,10 +71,10 @@ class Judge:
 
     def __init__(self, call: RewardCall, arguments: dict[str, Any]) -> None:
         """Reads the rubric. Raises UserError."""
-        self.about = FunctionDescription(call.name)
+        self.about = FunctionDescription(call.name)  # its name in metrics
         self.mode: str = arguments["mode"]
         self.rubric, self.rubric_file = read_rubric(arguments["rubric"]), rubric_path(arguments["rubric"])
-        self.uses_mlx = arguments["url"] == "local"
+        self.uses_mlx = arguments["url"] == "local"  # it shares the device with sampling
         self._arguments = arguments
         self._model: Server | LocalModel | None = None
         self._kept: JsonLines | None = None
@@ -87,7 +87,8 @@ class Judge:
         self._calls = 0
 
     def load(self, folder: Path | None) -> None:
-        """Read what is kept in `folder`, and load the model or look for the server. Raises UserError."""
+        """Read what is kept in `folder` of the run, and load the model or look for the server, once. Raises
+        UserError."""
         if self._model is not None:
             return
         if folder is not None:
@@ -105,6 +106,7 @@ class Judge:
             self._limit = asyncio.Semaphore(self._arguments["concurrency"])
 
     def close(self) -> None:
+        """Free memory and end what runs in the background."""
         model, self._model = self._model, None
         if isinstance(model, Server):
             model.close()
@@ -118,7 +120,7 @@ class Judge:
             each.clear()
 
     def start(self, group: Group) -> None:
-        """Ask about a group in the background; a local model waits for `score`."""
+        """Ask about a group that has ended while others are decoded; a local model waits for `score`."""
         if isinstance(self._model, Server):
             self._ask_group(group)
 

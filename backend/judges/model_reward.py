@@ -11,15 +11,20 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from backend.rewards.calls import Failure, Poll, RewardError
+from backend.rewards.calls import Failure, RewardError
 from backend.rewards.catalogue import JUDGE, builtin_rewards, find_call, read_call, reward_faults, rewards_in_file
 from backend.rewards.registry import FunctionDescription
-from backend.rewards.scoring import TrainerState
 from backend.types import Group
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
+
+if TYPE_CHECKING:
+    from backend.judges.judge import Judge
+    from backend.judges.reward_model import RewardModel
+
+    ModelReward = Judge | RewardModel
 
 # Imported where a model is opened: the window, which loads no engine, imports this module for its names.
 _REWARD_MODEL, _JUDGE = "backend.judges.reward_model", "backend.judges.judge"
@@ -44,32 +49,6 @@ class UnreachableJudgeError(RewardError):
     def __init__(self, judge: FunctionDescription, why: str) -> None:
         sentence = f"The judge {quote(judge.name, 40)} cannot score: {why}."
         super().__init__([ConfigProblem("reward_functions", sentence)], Failure(why))
-
-
-class ModelReward(Protocol):
-    """An entry of `reward_functions` that is a model. Opening it checks everything that shows without its weights."""
-
-    about: FunctionDescription
-    """Its name in metrics."""
-    uses_mlx: bool
-    """It shares the device with sampling."""
-
-    def load(self, folder: Path | None) -> None:
-        """Load weights or look for the server; does nothing where that is done. `folder`: of the run. Raises
-        UserError."""
-        ...
-
-    def start(self, group: Group) -> None:
-        """A group's last completion has ended while others are decoded: scoring it may begin in the background."""
-        ...
-
-    def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> ModelScores:
-        """Score every completion. Call `poll` while waiting; it may raise. Raises UserError or RewardError."""
-        ...
-
-    def close(self) -> None:
-        """Free memory and end what runs in the background; does nothing before `load`."""
-        ...
 
 
 def model_entries(entries: Iterable[str], file: Path | None) -> frozenset[str]:

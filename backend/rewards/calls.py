@@ -19,13 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from backend.rewards.registry import FunctionDescription
+from backend.rewards.registry import FunctionDescription, Scores
 from backend.types import Completion, Problem
 from backend.utils.command import is_bundled
 from backend.utils.errors import LONGEST_TRACEBACK, ConfigProblem, UserError, user_traceback
 from backend.utils.text import SENTENCE, cut_in_the_middle, one_line, quote
 
-Scores = list[float | None]
 Poll = Callable[[], None]  # called repeatedly while user code runs; raising cancels the wait
 
 LARGEST = 1e30  # largest absolute score; float32 sums of squares overflow beyond it

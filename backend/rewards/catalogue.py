@@ -486,8 +486,7 @@ def _registered(tree: ast.Module, source: str) -> tuple[list[RewardEntry], bool]
 def _entry(function: Function, name: str, label: str, source: str) -> RewardEntry:
     args = function.args
     positional = [*args.posonlyargs, *args.args]
-    defaults = [None] * (len(positional) - len(args.defaults)) + args.defaults
-    optional = [(arg, default) for arg, default in zip(positional, defaults, strict=True) if default]
+    optional = zip(positional[len(positional) - len(args.defaults) :], args.defaults, strict=True)
     parameters = tuple(
         Parameter(
             arg.arg, ast.unparse(arg.annotation) if arg.annotation else "", ast.unparse(default) if default else None

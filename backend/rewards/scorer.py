@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.config.setting import RewardSettings
 from backend.judges import model_reward
-from backend.judges.model_reward import ModelReward, UnreachableJudgeError
+from backend.judges.model_reward import UnreachableJudgeError
 from backend.rewards import scoring
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Failure, Poll, RewardError, ThreadCaller, timeout_words, wait_on
@@ -26,6 +26,7 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
+    from backend.judges.model_reward import ModelReward
     from backend.tools.toolbox import RunTools
 
 NOT_ISOLATED = (

@@ -25,14 +25,13 @@ from backend.rewards.calls import (
     Caller,
     Failure,
     Poll,
-    Scores,
     class_name,
     describe_error,
     read_scores,
     wait_on,
 )
 from backend.rewards.catalogue import INPUTS, metric_name, nearest, repeated_names
-from backend.rewards.registry import FunctionDescription
+from backend.rewards.registry import FunctionDescription, Scores
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.tools.host import ServedEnvironment
 from backend.types import IMAGES, Completion, Group, Problem, ToolCall, ToolResult, content_text

@@ -16,23 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backend.config.config import Config, keys_used_by, parse
+from backend.rewards import bench
 from backend.rewards.allowed_code import AllowedServers, code_files, read_code
-from backend.rewards.bench import (
-    RewardBench,
-    cases_file,
-    group_of,
-    groups_in,
-    is_same,
-    line_of,
-    merge_consecutive,
-    new_case,
-    read_cases,
-    read_groups,
-    rerun,
-    reward_file_of,
-    score_groups,
-    write_cases,
-)
 from backend.rewards.calls import RewardError
 from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
 from backend.runs.completion_rows import CompletionIndex, ScoringRow
@@ -44,7 +29,7 @@ from backend.types import Group
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
-_bench = RewardBench()
+_bench = bench.RewardBench()
 atexit.register(_bench.close)
 
 _FOR_SCORING = keys_used_by("rewards", "scoring")
@@ -60,16 +45,16 @@ def score(call: QuestionCall, **request: Any) -> dict[str, Any]:
     "file", "line", "frames", "traceback"}}. Problems of settings that scoring does not use are reported elsewhere.
     """
     config = _scoring_settings(request)
-    file = reward_file_of(config)
+    file = bench.reward_file_of(config)
     named = {"reward_functions": config.reward_functions, "reward_functions_file": str(file or "")}
     _check_allowed(code_files(named), request)
     _check_servers(named)
     try:
         groups = _groups_of(request)
-        scored = score_groups(_bench, groups, config, call.check, lambda name: call.report({"scoring": name}))
-        cases = read_cases(file) if file and request.get("with_cases", True) else []
+        scored = bench.score_groups(_bench, groups, config, call.check, lambda name: call.report({"scoring": name}))
+        cases = bench.read_cases(file) if file and request.get("with_cases", True) else []
         if cases and file:
-            results = rerun(_bench, file, cases, config.reward_timeout, call.check)
+            results = bench.rerun(_bench, file, cases, config.reward_timeout, call.check)
             scored["cases"] = [{"case": r.case, "given": r.scores, "failures": r.failures} for r in results]
         return scored
     except RewardError as error:
@@ -85,7 +70,7 @@ def judge_agreement(call: QuestionCall, **request: Any) -> dict[str, Any]:
     from backend.judges.agreement import examinations
 
     config = _scoring_settings(request)
-    listed = examinations(config.reward_functions, reward_file_of(config), _groups_of(request))
+    listed = examinations(config.reward_functions, bench.reward_file_of(config), _groups_of(request))
     asked = [] if request.get("only_calls") else listed
     if asked:
         _check_servers({"reward_functions": config.reward_functions})
@@ -99,7 +84,7 @@ def _scoring_settings(request: dict[str, Any]) -> Config:
 
 
 def _groups_of(request: dict[str, Any]) -> list[Group]:
-    return [group_of(line, index, f"Row {index + 1}") for index, line in enumerate(request["groups"])]
+    return [bench.group_of(line, index, f"Row {index + 1}") for index, line in enumerate(request["groups"])]
 
 
 def _check_allowed(files: Iterable[Path], request: dict[str, Any]) -> None:
@@ -133,7 +118,7 @@ def sample(call: QuestionCall, **request: Any) -> list[dict[str, Any]]:
     size, seed = int(request["group_size"]), int(request["seed"])
     with _run_tools(config, request, call) as host:
         groups = _trial_sampler().sample(config, pick, size, seed, call.report, call.check, host)
-    return [{**line_of(group), "row": group.problem.index + 1} for group in groups]
+    return [{**bench.line_of(group), "row": group.problem.index + 1} for group in groups]
 
 
 @contextmanager
@@ -169,7 +154,7 @@ def run_completions(call: QuestionCall, **request: Any) -> dict[str, Any]:
     step = max((step for step in steps if last is None or step <= last), default=steps[0])
     lines: list[dict[str, Any]] = []
     for number, row in enumerate(index.rows(step)):
-        line: dict[str, Any] = {**line_of(group_of(row, number, f"Group {number + 1} of step {step}"))}
+        line: dict[str, Any] = {**bench.line_of(bench.group_of(row, number, f"Group {number + 1} of step {step}"))}
         for completion, written in zip(line["completions"], row["completions"], strict=True):
             completion["tokens"] = completion["tokens"] or written.get("tokens")
         del line["columns"]
@@ -182,27 +167,27 @@ def read_completions(call: QuestionCall, **request: Any) -> list[ScoringRow]:
     prompt. Raises UserError on `completions` naming the line.
     """
     if "path" in request:
-        groups = read_groups(Path(request["path"]))
+        groups = bench.read_groups(Path(request["path"]))
     elif request["text"].lstrip().startswith("{"):
-        groups = groups_in(request["text"], "what was pasted")
+        groups = bench.groups_in(request["text"], "what was pasted")
     else:  # plain text is one completion
-        groups = [group_of({"completion": request["text"]}, 0, "What was pasted")]
-    return [line_of(group) for group in merge_consecutive(groups)]
+        groups = [bench.group_of({"completion": request["text"]}, 0, "What was pasted")]
+    return [bench.line_of(group) for group in bench.merge_consecutive(groups)]
 
 
 def reward_cases(call: QuestionCall, **request: Any) -> dict[str, Any]:
     """{"file", "do": list | keep | drop, "group"?, "completion"?, "expected"?, "place"?} → {"path", "cases"}. keep: add
     one completion with its scores, in place of a case about the same one. drop: delete the case at index `place`."""
     file = locate_reward_file(request["file"]).resolve()
-    cases = read_cases(file)
+    cases = bench.read_cases(file)
     if request.get("do") == "keep":
-        case = new_case(request["group"], request["completion"], request["expected"], request.get("calls") or {})
-        cases = [other for other in cases if not is_same(other, case)] + [case]
-        write_cases(file, cases)
+        case = bench.new_case(request["group"], request["completion"], request["expected"], request.get("calls") or {})
+        cases = [other for other in cases if not bench.is_same(other, case)] + [case]
+        bench.write_cases(file, cases)
     elif request.get("do") == "drop":
         del cases[int(request["place"])]
-        write_cases(file, cases)
-    return {"path": str(cases_file(file)), "cases": cases}
+        bench.write_cases(file, cases)
+    return {"path": str(bench.cases_file(file)), "cases": cases}
 
 
 def judge_servers(call: QuestionCall, **request: Any) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
 from tests.support.cases import cases
+from tests.support.tool_calls import opened, results
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
 
@@ -137,13 +138,8 @@ def start(taken: dict[str, str] | None = None, **servers: Any) -> McpServers:
 
 def run(host: McpServers, *turns: Sequence[tuple[str, dict[str, Any]]]) -> list[list[ToolResult]]:
     """The results of each conversation's turn."""
-    numbers = [number for number, _ in host.begin([{}] * len(turns), poll)]
-    for number, calls in zip(numbers, turns, strict=True):
-        host.submit(number, [ToolCall(*call) for call in calls], poll)
-    ended: dict[int, list[ToolResult]] = {}
-    while len(ended) < len(turns):
-        ended |= dict(host.finished(1.0, poll))
-    return [ended[number] for number in numbers]
+    calls = [[ToolCall(*call) for call in turn] for turn in turns]
+    return results(host, dict(zip(opened(host, *[{}] * len(turns)), calls, strict=True)))
 
 
 ERROR = "{'error': '%s'}"
@@ -156,29 +152,29 @@ def test_tools_of_a_server_are_listed_and_called(transport: str, request: pytest
     assert schema["type"] == "function" and schema["function"]["name"] == "echo"
     assert schema["function"]["description"] == "Repeat a text.\n\nArgs:\n    text: What to repeat."
     assert schema["function"]["parameters"]["properties"]["times"]["type"] == "integer"
-    results = run(
+    both, wrong_ones, last = run(
         host,
         [("wait", {"seconds": 0.1}), ("echo", {"text": "ab", "times": 2})],
         [("refuse", {"why": "full"}), ("nope", {})],
         [("picture", {}), ("echo", {"times": 2})],
     )
-    assert [(result.content, result.failed) for result in results[0]] == [("waited 0.1", False), ("abab", False)]
-    assert [(result.content, result.failed) for result in results[1]] == [
+    assert [(result.content, result.failed) for result in both] == [("waited 0.1", False), ("abab", False)]
+    assert [(result.content, result.failed) for result in wrong_ones] == [
         (ERROR % "Error executing tool refuse: full", True),
         (ERROR % "Tool nope not found.", True),
     ]
-    picture, wrong = results[2]
+    picture, wrong = last
     assert picture.failed and "content of type image, and the model reads only text" in picture.content
     assert wrong.failed and wrong.content.startswith("{'error': ") and "text" in wrong.content
-    assert results[0][0].seconds >= 0.1 and host.finished(5, poll) == []
+    assert both[0].seconds >= 0.1 and host.finished(5, poll) == []
 
 
 def test_slow_calls_end_and_conversations_run_side_by_side(stdio: McpServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdio, "_timeout_s", 0.3)
     began = time.monotonic()
-    *_, last = results = run(stdio, *[[("wait", {"seconds": 20})]] * 8, [("echo", {"text": "a"})])
+    first, *_, last = run(stdio, *[[("wait", {"seconds": 20})]] * 8, [("echo", {"text": "a"})])
     assert time.monotonic() - began < 2 and last[0].content == "a"
-    assert results[0][0].content == ERROR % "wait was still running after 0.3 s (tool_timeout)"
+    assert first[0].content == ERROR % "wait was still running after 0.3 s (tool_timeout)"
 
 
 def test_stopped_rollout_gives_no_results_to_the_next(stdio: McpServers) -> None:
@@ -192,8 +188,8 @@ def test_stopped_rollout_gives_no_results_to_the_next(stdio: McpServers) -> None
 def test_server_that_ends_fails_its_calls_and_starts_again(request: pytest.FixtureRequest) -> None:
     host = start(old=OLD)
     request.addfinalizer(host.close)
-    results = run(host, [("wait", {})], [("die", {}), ("time", {})])
-    assert {(result.content, result.failed) for turn in results for result in turn} == {
+    turns = run(host, [("wait", {})], [("die", {}), ("time", {})])
+    assert {(result.content, result.failed) for turn in turns for result in turn} == {
         (ERROR % "The MCP server old has ended.", True)
     }
     assert not run(host, [("time", {})])[0][0].failed

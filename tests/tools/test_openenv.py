@@ -24,6 +24,7 @@ from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
 from backend.utils.places import resources
 from tests.support.cases import cases
+from tests.support.tool_calls import results
 
 # As openenv-core 0.3.0 answers; its import alone takes seconds.
 SERVER = """
@@ -92,12 +93,7 @@ def host(folder: Path) -> Iterator[ToolHost]:
 
 def run(host: ToolHost, numbers: list[int], *calls: ToolCall) -> list[list[ToolResult]]:
     """One turn of each conversation."""
-    for number in numbers:
-        host.submit(number, calls, wait_on)
-    results = dict[int, list[ToolResult]]()
-    while len(results) < len(numbers):
-        results |= host.finished(0.05, wait_on)
-    return [results[number] for number in numbers]
+    return results(host, dict.fromkeys(numbers, calls))
 
 
 def add(by: Any) -> ToolCall:
@@ -170,9 +166,9 @@ def test_rewards_and_tools_of_a_run(folder: Path, tmp_path: Path) -> None:
             ToolCall("calculate", {"expression": "1+1"}),
             ToolCall("count", {"by": 1}),
         ]
-        ((*results,),) = run(host, [began[0][0]], *calls)
-        assert [each.content for each in results] == ['{"total": 5}', "2", '{"total": 6}']
-        turns = [[Turn("", calls, 1, results, 1)], []]
+        ((*found,),) = run(host, [began[0][0]], *calls)
+        assert [each.content for each in found] == ['{"total": 5}', "2", '{"total": 6}']
+        turns = [[Turn("", calls, 1, found, 1)], []]
         groups = [
             Group(
                 Problem(n, "", [], [], "", row=row), [Completion([1], [0.0], "", "eos", turns=own, conversation=number)]

@@ -23,6 +23,7 @@ from backend.tools.load import ScorerTools
 from backend.tools.toolbox import RunTools, Toolbox, run_tools
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
+from tests.support.tool_calls import opened, results, scores
 
 Call = ToolCall
 
@@ -108,29 +109,10 @@ def documented(tool: Any) -> Any:
     return tool
 
 
-def opened(host: ScorerTools, *rows: dict[str, Any]) -> list[int]:
-    return [number for number, _ in host.begin(rows, wait_on)]
-
-
-def results(host: ScorerTools, turns: Mapping[int, Sequence[ToolCall]]) -> dict[int, list[ToolResult]]:
-    for number, calls in turns.items():
-        host.submit(number, calls, wait_on)
-    found = dict[int, list[ToolResult]]()
-    while len(found) < len(turns):
-        found |= host.finished(0.05, wait_on)
-    return found
-
-
 def outcome(tool: Any, timeout_s: float = 5.0) -> ToolResult:
     """The result of one call of a function without arguments."""
     host = hosted([tool], timeout_s=timeout_s)[1]
     return results(host, {number: [Call(tool.__name__, {})] for number in opened(host, {})})[0][0]
-
-
-def scores(scorer: Scorer, *numbers: int) -> list[list[float | None]]:
-    each = [Completion([1], [0.0], "", "eos", conversation=number) for number in numbers]
-    groups, weights = [Group(Problem(0, "", [], [], ""), each)], [1.0] * len(scorer.load()[0])
-    return scorer.score(groups, 0, weights, 5.0, TrainerState()).scores
 
 
 def test_calls_of_a_turn_run_in_order_and_conversations_side_by_side() -> None:
@@ -139,7 +121,7 @@ def test_calls_of_a_turn_run_in_order_and_conversations_side_by_side() -> None:
     start = time.perf_counter()
     found = results(host, dict.fromkeys(opened(host, *[{}] * 20), turn))
     assert time.perf_counter() - start < 20 * 0.07 / 2
-    assert all([each.content for each in turn] == ["1", "11", "111"] for turn in found.values())
+    assert all([each.content for each in turn] == ["1", "11", "111"] for turn in found)
     new = set(threading.enumerate()) - before
     assert len([thread for thread in new if thread.name == "async tools"]) == 1
 
@@ -148,7 +130,7 @@ def test_instances_are_pooled_and_reset_with_the_row() -> None:
     scorer, host = hosted(environments={"": Counter})
     assert host.begin([{"start": 5, "environment": "x"}, {}], wait_on) == [(0, "It is 5."), (1, "It is 0.")]
     which = {number: [Call("which", {})] for number in (0, 1)}
-    assert [each[0].content for each in results(host, which).values()] in (["0", "1"], ["1", "0"])
+    assert [each[0].content for each in results(host, which)] in (["0", "1"], ["1", "0"])
     results(host, {0: [Call("add", {"number": 2})]})
     assert scores(scorer, 0, 1, 0) == [[7.0, 0.0, 7.0]]
     numbers = opened(host, {}, {}, {})
@@ -230,10 +212,10 @@ def test_a_call_that_takes_too_long_is_an_error_and_its_environment_is_not_used_
         assert outcome(tool, 0.2).content == late
     _, host = hosted(environments={"": Counter}, timeout_s=0.2)
     (number,) = opened(host, {})
-    frozen = results(host, {number: [Call("freeze", {"seconds": 3.0}), Call("which", {})]})[number]
+    frozen = results(host, {number: [Call("freeze", {"seconds": 3.0}), Call("which", {})]})[0]
     assert "freeze was still running" in frozen[0].content and "has not ended" in frozen[1].content
     (number,) = opened(host, {})
-    assert results(host, {number: [Call("which", {})]})[number][0].content == "1"
+    assert results(host, {number: [Call("which", {})]})[0][0].content == "1"
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,16 @@ import pytest
 
 from backend.rewards.calls import wait_on
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import RewardSource, ToolRequest, TrainerState
+from backend.rewards.scoring import RewardSource, ToolRequest
 from backend.rewards.worker import RewardWorker
 from backend.tools.host import Poll, ToolSchemas
 from backend.tools.load import ScorerTools, SeveralHosts
 from backend.tools.toolbox import RunTools, Toolbox
-from backend.types import Completion, Group, Problem, ToolCall, ToolResult
+from backend.types import ToolCall, ToolResult
 from backend.utils.errors import UserError
 from backend.utils.places import resources
 from tests.support.cases import cases
+from tests.support.tool_calls import opened, results, scores
 
 HEAD = "import asyncio, ctypes, os, sys, time\n\n"
 TOOLS = (
@@ -117,30 +118,18 @@ def run(
     host: ScorerTools, *turns: Sequence[ToolCall], rows: Sequence[Mapping[str, Any]] = ()
 ) -> list[list[ToolResult]]:
     """One turn of each conversation of a new rollout."""
-    return go_on(host, [number for number, _ in host.begin(rows or [{}] * len(turns), wait_on)], *turns)
+    return go_on(host, opened(host, *(rows or [{}] * len(turns))), *turns)
 
 
 def go_on(host: ScorerTools, numbers: Sequence[int], *turns: Sequence[ToolCall]) -> list[list[ToolResult]]:
-    for number, calls in zip(numbers, turns, strict=True):
-        host.submit(number, calls, wait_on)
-    results = dict[int, list[ToolResult]]()
-    while len(results) < len(turns):
-        results |= host.finished(0.05, wait_on)
-    return [results[number] for number in numbers]
-
-
-def scores(scorer: Scorer, numbers: Sequence[int]) -> list[float | None]:
-    completions = [Completion([1], [0.0], "", "eos", conversation=number) for number in numbers]
-    functions = len(scorer.load()[0])
-    answer = scorer.score([Group(Problem(0, "", [], [], ""), completions)], 0, [1.0] * functions, 5.0, TrainerState())
-    return answer.scores[-1]
+    return results(host, dict(zip(numbers, turns, strict=True)))
 
 
 def test_calls_have_results_or_errors(tools, capfd: pytest.CaptureFixture[str]) -> None:
     _, host = tools()
     calls = [ToolCall("add", {"a": 1, "b": 2}), ToolCall("add", {"a": 1}), ToolCall("none", {})]
-    (results,) = run(host, calls + [ToolCall(name, {}) for name in ("fork", "fork_later", "leave", "write")])
-    assert [(each.content, each.failed) for each in results] == [
+    (found,) = run(host, calls + [ToolCall(name, {}) for name in ("fork", "fork_later", "leave", "write")])
+    assert [(each.content, each.failed) for each in found] == [
         ("3", False),
         (str({"error": "add() missing 1 required positional argument: 'b'"}), True),
         ("{'error': 'Tool none not found.'}", True),
@@ -179,7 +168,7 @@ def test_a_call_that_takes_the_process_with_it_is_an_error_and_environments_are_
 ) -> None:
     scorer, host = tools(GAME, "Game", timeout_s=1.0)
     rows = [{"start": 10}, {"start": 20}, {"start": 30}]
-    numbers = [number for number, _ in host.begin(rows, wait_on)]
+    numbers = opened(host, *rows)
     add = ToolCall("add", {"number": 1})
     go_on(host, numbers, [add, add], [add], [])
     first, second = go_on(host, numbers[:2], [add], [add, ToolCall(name, {})])
@@ -187,7 +176,7 @@ def test_a_call_that_takes_the_process_with_it_is_an_error_and_environments_are_
     assert [each.content for each in second] == ["22", str({"error": f"{name} {says}"})]
     (note,) = host.new_notes()
     assert note.startswith(f"The tool {name} {says}. Its process was started again")
-    assert scores(scorer, numbers) == [13, 22, 30]  # of a process that has begun anew for it
+    assert scores(scorer, *numbers)[-1] == [13, 22, 30]  # of a process that has begun anew for it
     scorer.host.stop()  # by another run
     assert go_on(host, numbers[2:], [add])[0][0].content == "31" and not host.new_notes()
 

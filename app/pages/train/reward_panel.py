@@ -27,17 +27,8 @@ from app.widgets.reward_delegates import TickDelegate, WeightDelegate, toggle_ti
 from app.widgets.rubric_editor import RubricEditor
 from backend.config.setting import has_default_rewards
 from backend.judges.rubric import bundled_rubrics, read_rubric
-from backend.rewards.catalogue import (
-    ALIAS,
-    BUILT_IN,
-    DEFAULT_REWARDS,
-    JUDGE,
-    Parameter,
-    RewardCall,
-    RewardEntry,
-    find_call,
-    metric_name,
-)
+from backend.rewards import catalogue
+from backend.rewards.catalogue import BUILT_IN, JUDGE, Parameter, RewardCall, RewardEntry, find_call, metric_name
 
 USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
 ROW, COMPACT_ROW = 38, 30
@@ -114,7 +105,7 @@ class RewardModel(DraggedRowsModel):
 
     def use_defaults(self) -> None:
         for each in self.rows:
-            each.ticked, each.weight = each.entry.name in DEFAULT_REWARDS, 1.0
+            each.ticked, each.weight = each.entry.name in catalogue.DEFAULT_REWARDS, 1.0
         self._emit_picked()
 
     def drop_row(self, origin: int, target: int) -> bool:
@@ -347,7 +338,7 @@ class RewardPanel(QWidget):
         # What has arguments exists only in the setting; unticked, it must not be lost.
         kept = [row.entry for row in self.model.rows if has_arguments(row.entry)]
         entries = [*entries, *(entry for entry in kept if entry.name not in listed | {self._removed})]
-        visible = {*DEFAULT_REWARDS, *self._visible_names, *names}
+        visible = {*catalogue.DEFAULT_REWARDS, *self._visible_names, *names}
         rows = [entry for entry in entries if entry.name in visible or entry.source != BUILT_IN]
         self._visible_names = {entry.name for entry in rows}  # a row that is unticked stays in the table
         self.model.means = dict(self._bench.means_of_form)
@@ -359,7 +350,9 @@ class RewardPanel(QWidget):
             self.arguments.show_entry(None if place is None else self.model.rows[place].entry)
         ticked = len(self.model.ticked)
         uses_defaults = has_default_rewards(self._draft.values()) and not ticked
-        self.count.setText(f"the {len(DEFAULT_REWARDS)} defaults used" if uses_defaults else f"{ticked or 'none'} used")
+        self.count.setText(
+            f"the {len(catalogue.DEFAULT_REWARDS)} defaults used" if uses_defaults else f"{ticked or 'none'} used"
+        )
         self.none_ticked.setVisible(uses_defaults)
         self.more.setText(f"Show {len(entries) - len(rows)} more")
         self.more.setVisible(len(entries) > len(rows))
@@ -483,13 +476,13 @@ class RewardArguments(QWidget):
         self.remove.setVisible(has_arguments(entry))
         parameters = entry.parameters
         if kind != "function":
-            parameters = (*parameters, Parameter(ALIAS, "str", repr(replace(call, alias="").name)))
+            parameters = (*parameters, Parameter(catalogue.ALIAS, "str", repr(replace(call, alias="").name)))
         # Rebuilt only for another function: after a change the next field has the focus already, and must keep it.
         if (signature := (f"{call.file}::{call.function}", parameters)) != self._signature:
             self._signature = signature
             self._build(entry, parameters)
         for name, field in self.fields.items():
-            value = call.alias if name == ALIAS else call.arguments.get(name)
+            value = call.alias if name == catalogue.ALIAS else call.arguments.get(name)
             if isinstance(field, ComboBox):
                 value = field.property("default") if value is None else value
                 field.setCurrentIndex(max(0, field.findData(str(value).lower())))
@@ -542,7 +535,7 @@ class RewardArguments(QWidget):
                 arguments[name] = _value(typed, kinds[name])
             else:
                 arguments.pop(name, None)
-        alias = str(arguments.pop(ALIAS, "")) if ALIAS in kinds else call.alias
+        alias = str(arguments.pop(catalogue.ALIAS, "")) if catalogue.ALIAS in kinds else call.alias
         text = RewardCall(call.function, arguments, alias, call.file).text
         if text != call.text:
             self.changed.emit(self._entry.name, text)
