@@ -84,7 +84,8 @@ def loaded_models(entries: Iterable[str]) -> list[LoadedModel]:
 
 def open_model_rewards(entries: Sequence[str], base: Path) -> dict[str, ModelReward]:
     """Models by entry; folders are relative to `base`. Raises UserError with every problem."""
-    problems, opened = list[ConfigProblem](), dict[str, ModelReward]()
+    problems: list[ConfigProblem] = []
+    opened: dict[str, ModelReward] = {}
     for entry in entries:
         call = read_call(entry)
         try:
