@@ -219,7 +219,7 @@ def bench_device(
     if not on_gpu() and not quick:
         tell("MLX computes on a CPU here, so the models are small.")
     bench = DeviceBench(scale_for(on_gpu(), quick), minutes or (1.0 if quick else 10.0), out)
-    console, awake, code = new_console(), KeepAwake(tell), FINISHED
+    console, awake, code = new_console(), KeepAwake(), FINISHED
     awake.start()
     try:
         with console.status("") as status:

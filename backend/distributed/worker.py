@@ -76,7 +76,7 @@ class Worker:
     def __init__(self, leader: WorkerChannel, ranks: Any, folder: Path) -> None:
         self._leader, self._ranks, self._folder = leader, ranks, folder
         self._notes: list[str] = []
-        self._keep_awake = KeepAwake(self._notes.append)
+        self._keep_awake = KeepAwake()
         self._keep_awake.start()
 
     def obey(self, message: ChannelMessage) -> ChannelMessage | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -178,28 +177,22 @@ class GpuErrorLog:
 
 
 class KeepAwake:
-    """Keeps a Mac awake while a run works, with `caffeinate`. `warn` takes a sentence if that cannot be started."""
+    """Keeps a Mac awake while a run works, with `caffeinate`, which is part of macOS."""
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        self._process: subprocess.Popen[bytes] | None = None
+    _process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         if sys.platform != "darwin" or self._process is not None:
             return
-        program = shutil.which("caffeinate") or "/usr/bin/caffeinate"
-        try:
-            # -i holds off idle sleep, -s system sleep on mains power; the display may sleep, which helps the GPU. -w
-            # PID ends caffeinate with this process however it ends.
-            self._process = subprocess.Popen(
-                [program, "-is", "-w", str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in the terminal must not end it while the trainer saves
-            )
-        except OSError as error:
-            self._warn(f"The Mac may fall asleep during this run: caffeinate cannot be started ({error.strerror}).")
+        # -i holds off idle sleep, -s system sleep on mains power; the display may sleep, which helps the GPU. -w PID
+        # ends caffeinate with this process however it ends.
+        self._process = subprocess.Popen(
+            ["caffeinate", "-is", "-w", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the terminal must not end it while the trainer saves
+        )
 
     def stop(self) -> None:
         process, self._process = self._process, None

@@ -98,7 +98,7 @@ class Trainer:
         self.event_log = event_log
         self.completions = JsonLines(run.completions)
         self.gpu_errors = GpuErrorLog(run)
-        self.keep_awake = KeepAwake(self.warn)
+        self.keep_awake = KeepAwake()
         self.slowdowns = SlowdownWatch(self.note)
         self.held = RunFolderGuard(run)
         self.control = Control(

@@ -27,7 +27,7 @@ from backend.config.config import load, parse
 from backend.runs.clone import clone
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.library.own_engine import GivenUpdates
+from backend.trainer.library.own_engine import given_updates
 from backend.trainer.preflight import check
 from backend.trl import GRPOConfig, GRPOTrainer
 from backend.trl.rewards import accuracy_reward
@@ -456,5 +456,5 @@ REFUSED: list[tuple[Any, Any, str]] = [
 def test_what_a_checkpoint_cannot_keep_is_refused(optimizer: Any, schedule: Any, sentence: str) -> None:
     config = parse({"model": "m", "data": "d", "num_iterations": 1})
     with pytest.raises(UserError) as mistake:
-        GivenUpdates(optimizer, schedule, config).settings(config)
+        given_updates(optimizer, schedule, config)
     assert str(mistake.value).startswith(sentence) and len(mistake.value.faults[0].sentence) <= 200

@@ -229,7 +229,7 @@ def test_a_killed_trainer_leaves_no_mac_awake(started: Path) -> None:
         "import sys, time\n"
         "from backend.trainer.machine import KeepAwake\n"
         "sys.platform = 'darwin'\n"
-        "KeepAwake(print).start()\n"
+        "KeepAwake().start()\n"
         "time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", code])

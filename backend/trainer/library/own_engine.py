@@ -22,7 +22,6 @@ from backend.sampling.conversations import common_prefix
 from backend.sampling.rollout import Poll, Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.library.own_functions import name_of
-from backend.trainer.run_context import Engine
 from backend.training.optimizers import OwnUpdates, rate_of, restore, state_arrays
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import ConfigProblem, UserError, user_traceback
@@ -58,7 +57,7 @@ def _maker(given: GivenOptimizer) -> Callable[[float], Optimizer]:
             if each.state.keys() - {"step", "learning_rate"} or int(each.state.get("step", 0)):
                 sentence = f"This {class_name(given)} has a state from elsewhere; a run begins with a new optimizer."
                 raise UserError("optimizer", sentence)
-        return lambda rate: copy.deepcopy(given)
+        return lambda rate: _guarded(copy.deepcopy(given))
     if not callable(given):
         what = "An optimizer is one of mlx.optimizers, or gives one when called with a learning rate"
         raise UserError("optimizer", f"{what}; {class_name(given)} is neither.")
@@ -72,7 +71,7 @@ def _maker(given: GivenOptimizer) -> Callable[[float], Optimizer]:
         if not isinstance(made, Optimizer):
             sentence = f"Called with a learning rate, it gave {class_name(made)} and no optimizer of mlx.optimizers."
             raise UserError("optimizer", sentence)
-        return made
+        return _guarded(made)
 
     return make
 
@@ -107,7 +106,7 @@ def _try_out(make: Callable[[float], Optimizer]) -> None:
         layer = {"self_attn": {"q_proj": lora}, "norm": {"weight": draw((16,))}}
         return {"layers": [layer], "head": {"weight": draw((8, 16))}}
 
-    optimizer, other = _guarded(make(1e-3)), _guarded(make(1e-3))
+    optimizer, other = make(1e-3), make(1e-3)
     parameters = arrays(0)
     optimizer.init(parameters)
     for number in (1, 2):
@@ -228,92 +227,75 @@ class OwnSampler(Sampler):
         return Group(replace(problem, tokens=shared), completions)
 
 
-class GivenUpdates:
-    """The `optimizer` and `schedule` of a program, checked and tried out. Raises UserError."""
-
-    def __init__(self, optimizer: Any, schedule: Any, config: Config) -> None:
-        if schedule is not None and not callable(schedule):
-            what = "A schedule is called with the number of an update, from 0, and gives its learning rate"
-            raise UserError("schedule", f"{what}; {class_name(schedule)} is not.")
-        self._schedule: Any = schedule
-        self._schedule_name = quote(name_of(schedule).strip("<>"), 40)
-        self._make = None if optimizer is None else _maker(optimizer)
-        self._sample = sample = None if self._make is None else self._make(config.learning_rate)
-        self._has_own_rate = isinstance(optimizer, Optimizer)
+def given_updates(optimizer: Any, schedule: Any, config: Config) -> tuple[OwnUpdates, dict[str, Any]]:
+    """(optimizer and schedule of a program, tried out; the raw settings that describe them, a schedule as “half_life:
+    0.0001, 9.9e-05 at updates 0, 1”). Raises UserError."""
+    if schedule is not None and not callable(schedule):
+        what = "A schedule is called with the number of an update, from 0, and gives its learning rate"
+        raise UserError("schedule", f"{what}; {class_name(schedule)} is not.")
+    raw: dict[str, Any] = {}
+    make, rate, keeps_rate, compiles = None, None, False, True
+    if optimizer is not None:
+        make = _maker(optimizer)
+        sample = make(config.learning_rate)
+        raw |= {"optimizer": OWN, "own_optimizer": _described(sample)}
         # The rate cannot be set from outside where there are several or none, or a schedule inside sets it.
-        self._keeps_rate = False
-        if sample is not None:
-            has_schedule = "learning_rate" in vars(sample).get("_schedulers", {})
-            self._keeps_rate = bool(_parts(sample)) or has_schedule or math.isnan(rate_of(sample))
-        if self._keeps_rate and schedule is not None:
+        has_schedule = "learning_rate" in vars(sample).get("_schedulers", {})
+        keeps_rate = bool(_parts(sample)) or has_schedule or math.isnan(rate_of(sample))
+        if keeps_rate and schedule is not None:
             what = "The optimizer has several learning rates, none, or a schedule inside"
             raise UserError("schedule", f"{what}, so a schedule beside it would set nothing; give one of the two.")
-        if self._make is not None:
-            _try_out(self._make)
-
-    def rate(self, update: int) -> float:
-        name = self._schedule_name
-        try:
-            given: Any = self._schedule(update)
-        except Exception as error:
-            what = f"{name} raised {describe_error(error, None, 90)} for update {update:,}."
-            raise UserError("schedule", what, user_traceback(error)) from error
-        try:
-            rate = float(given)
-        except (TypeError, ValueError, OverflowError):
-            rate = math.nan
-        if not 0 <= rate < math.inf:
-            what = f"{quote(given, 40)} for update {update:,}; a learning rate is a finite number from 0 up."
-            raise UserError("schedule", f"{name} gave {what}")
-        return rate
-
-    def settings(self, config: Config) -> dict[str, Any]:
-        """Raw settings that describe them: a schedule as “half_life: 0.0001, 9.9e-05 at updates 0, 1”."""
-        raw: dict[str, Any] = {}
-        if self._sample is not None:
-            raw |= {"optimizer": OWN, "own_optimizer": _described(self._sample)}
-            if self._has_own_rate and not self._keeps_rate:
-                raw["learning_rate"] = float(f"{rate_of(self._sample):.7g}")  # float32 has no more digits
-        if self._keeps_rate:
-            raw |= {"lr_schedule": OWN, "own_schedule": "the optimizer"}
-        elif self._schedule is not None:
-            updates = 0 if config.epochs or config.stages else config.iters * config.updates_per_step
-            asked = [update for update in _SAMPLES if update < max(updates, 1)]
-            rates = [*map(self.rate, asked)]
-            name, at = self._schedule_name, "update" if len(asked) == 1 else "updates"
-            listed = ", ".join(f"{rate:g}" for rate in rates)
-            text = quote(f"{name}: {listed} at {at} {', '.join(map(str, asked))}", LONGEST)
-            raw |= {"lr_schedule": OWN, "own_schedule": text}
-        return raw
-
-    def require_those_of(self, config: Config) -> None:
-        """Raise UserError unless a run with these settings was trained with these."""
-        now = self.settings(config)
-        problems: list[ConfigProblem] = []
-        for argument, key in (("optimizer", "optimizer"), ("schedule", "lr_schedule")):
-            text = f"own_{argument}"
-            before, given = getattr(config, text) if getattr(config, key) == OWN else "", now.get(text, "")
-            what = f"{quote(before, 55)}, and given is {quote(given, 55)}; only the same goes on exactly."
-            if not given:
-                what = f"{quote(before, 80)} of a program; give it again: backend.resume(run, {argument}=…)."
-            elif not before:
-                what = f"{getattr(config, key)}, by its settings; an object may only replace it from the start."
-            if before != given:
-                problems.append(ConfigProblem(argument, f"The run was trained with {what}"))
-        if not problems and (rate := now.get("learning_rate", config.learning_rate)) != config.learning_rate:
-            asked = f"the optimizer given has {rate:g}; to change it: changes={{'learning_rate': {rate:g}}}"
-            what = f"The run began with the learning rate {config.learning_rate:g}, and {asked}."
-            problems.append(ConfigProblem("optimizer", what))
-        if problems:
-            raise UserError(problems)
-
-    def engine(self, rollout: RolloutFunction | None, config: Config) -> Engine:
-        """`rollout` samples in place of ours, if given."""
-        make, sample = self._make, self._sample
-        program = None if make is None else lambda rate: _guarded(make(rate))
+        if isinstance(optimizer, Optimizer) and not keeps_rate:
+            raw["learning_rate"] = float(f"{rate_of(sample):.7g}")  # float32 has no more digits
+        _try_out(make)
         # Code that is not mlx's may look at its numbers, or count in Python: it is not compiled.
-        own = [sample, *_leaves(sample)] if sample is not None else []
-        compiles = all(type(each).__module__.startswith("mlx.") for each in own)
-        schedule = None if self._schedule is None else self.rate
-        sampler = Sampler if rollout is None else functools.partial(OwnSampler, rollout, config)
-        return Engine(OwnUpdates(program, schedule, self._keeps_rate, compiles), sampler)
+        compiles = all(type(each).__module__.startswith("mlx.") for each in (sample, *_leaves(sample)))
+    if keeps_rate:
+        raw |= {"lr_schedule": OWN, "own_schedule": "the optimizer"}
+    elif schedule is not None:
+        name = quote(name_of(schedule).strip("<>"), 40)
+        rate = functools.partial(_rate, schedule, name)
+        updates = 0 if config.epochs or config.stages else config.iters * config.updates_per_step
+        asked = [update for update in _SAMPLES if update < max(updates, 1)]
+        listed, at = ", ".join(f"{rate(update):g}" for update in asked), "update" if len(asked) == 1 else "updates"
+        text = quote(f"{name}: {listed} at {at} {', '.join(map(str, asked))}", LONGEST)
+        raw |= {"lr_schedule": OWN, "own_schedule": text}
+    return OwnUpdates(make, rate, keeps_rate, compiles), raw
+
+
+def _rate(schedule: Callable[[int], Any], name: str, update: int) -> float:
+    try:
+        given = schedule(update)
+    except Exception as error:
+        what = f"{name} raised {describe_error(error, None, 90)} for update {update:,}."
+        raise UserError("schedule", what, user_traceback(error)) from error
+    try:
+        rate = float(given)
+    except (TypeError, ValueError, OverflowError):
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        what = f"{quote(given, 40)} for update {update:,}; a learning rate is a finite number from 0 up."
+        raise UserError("schedule", f"{name} gave {what}")
+    return rate
+
+
+def require_same_updates(config: Config, now: Mapping[str, Any]) -> None:
+    """Raise UserError unless a run with these settings was trained with the optimizer and schedule that `now`
+    describes."""
+    problems: list[ConfigProblem] = []
+    for argument, key in (("optimizer", "optimizer"), ("schedule", "lr_schedule")):
+        text = f"own_{argument}"
+        before, given = getattr(config, text) if getattr(config, key) == OWN else "", now.get(text, "")
+        what = f"{quote(before, 55)}, and given is {quote(given, 55)}; only the same goes on exactly."
+        if not given:
+            what = f"{quote(before, 80)} of a program; give it again: backend.resume(run, {argument}=…)."
+        elif not before:
+            what = f"{getattr(config, key)}, by its settings; an object may only replace it from the start."
+        if before != given:
+            problems.append(ConfigProblem(argument, f"The run was trained with {what}"))
+    if not problems and (rate := now.get("learning_rate", config.learning_rate)) != config.learning_rate:
+        asked = f"the optimizer given has {rate:g}; to change it: changes={{'learning_rate': {rate:g}}}"
+        what = f"The run began with the learning rate {config.learning_rate:g}, and {asked}."
+        problems.append(ConfigProblem("optimizer", what))
+    if problems:
+        raise UserError(problems)

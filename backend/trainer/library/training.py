@@ -29,8 +29,8 @@ from backend.utils.text import quote
 
 if TYPE_CHECKING:
     from backend.trainer.library.own_engine import GivenOptimizer, RolloutFunction
-    from backend.trainer.run_context import Engine
     from backend.trainer.run_inputs import RunInputs
+    from backend.training.optimizers import OwnUpdates
 
 FOLDER = "data"  # of a run: the rows of each split, as JSON lines
 _SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
@@ -217,17 +217,17 @@ def train(
         mark_rollout(folder.path, rollout_func, settings)
         _prepare_engine(settings)
         from backend.distributed.machine_check import require_one_machine
-        from backend.trainer.library.own_engine import GivenUpdates
+        from backend.trainer.library.own_engine import given_updates
         from backend.trainer.preflight import preflight
 
-        given = GivenUpdates(optimizer, schedule, settings)
-        raw |= given.settings(settings)
+        updates, described = given_updates(optimizer, schedule, settings)
+        raw |= described
         settings = parse(raw)
         require_one_machine(settings, "A run of a program's train()")
         inputs = preflight(settings, runs_dir=folder.path.parent, begin=own.scorer, of_program=True)
         allow_named(raw)
         replace_file(folder.config, dump(settings, origin))
-    return _train(settings, folder, inputs, calls, "backend.train", {}, given.engine(rollout_func, settings))
+    return _train(settings, folder, inputs, calls, "backend.train", {}, updates, rollout_func)
 
 
 def resume(
@@ -257,13 +257,13 @@ def resume(
     own = OwnObjects(given_functions or [], tools, environment_factory)
     calls = CallbackCalls(callbacks, folder.path)
     _prepare_engine(settings)
-    from backend.trainer.library.own_engine import GivenUpdates
+    from backend.trainer.library.own_engine import given_updates, require_same_updates
     from backend.trainer.run_inputs import read_inputs
 
-    given = GivenUpdates(optimizer, schedule, settings)
-    given.require_those_of(settings)
+    updates, described = given_updates(optimizer, schedule, settings)
+    require_same_updates(settings, described)
     inputs = read_inputs(settings, scorer=own.scorer(settings))
-    return _train(settings, folder, inputs, calls, "backend.resume", changes, given.engine(rollout_func, settings))
+    return _train(settings, folder, inputs, calls, "backend.resume", changes, updates, rollout_func)
 
 
 def _given(functions: RewardFunctions | None, trl_name: RewardFunctions | None) -> RewardFunctions | None:
@@ -304,11 +304,15 @@ def _train(
     calls: CallbackCalls,
     command: str,
     changes: Mapping[str, Any] | None,
-    engine: Engine,
+    updates: OwnUpdates,
+    rollout: RolloutFunction | None,
 ) -> TrainedRun:
+    from backend.sampling.rollout import Sampler
     from backend.trainer import run_process
-    from backend.trainer.run_context import load_context
+    from backend.trainer.library.own_engine import OwnSampler
+    from backend.trainer.run_context import Engine, load_context
 
+    engine = Engine(updates, Sampler if rollout is None else functools.partial(OwnSampler, rollout, settings))
     is_main = threading.current_thread() is threading.main_thread()
     with handlers_restored() if is_main else contextlib.nullcontext():
         told = {"command": command, "echo": calls.take, "look": calls.look}
