@@ -7,13 +7,12 @@ from pathlib import Path
 
 from backend.config.config import Config, parse
 from backend.engine.device import release_cached_buffers
-from backend.models.policy import Policy, load_policy
+from backend.models.policy import load_policy
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.advantages import advantages
 from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
 from benchmarks import ablation
 from benchmarks.contender import RANK, RATE, SCALE, Contender, picture, prompt_ids, reward
@@ -30,9 +29,8 @@ def contender(name: str) -> Contender:
     off = switches[name.removeprefix("ours, without ")]
 
     def run(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-        ways = {"step": steps, "rollout": rollout_steps, "train": training_steps, "decode": decoding_steps}
         with off():
-            ways[case.work](case, folder, stopwatch)
+            (decoding_steps if case.work == "decode" else steps)(case, folder, stopwatch)
 
     return run
 
@@ -60,10 +58,6 @@ def settings(case: Case, folder: Path) -> Config:
     )
 
 
-def sampling(case: Case) -> Sampling:
-    return Sampling(case.temperature, case.top_p)
-
-
 def problems(case: Case, number: int, folder: Path = Path()) -> list[Problem]:
     """`folder`: of the model, which has the pictures."""
     found = [Problem(i, "", [], ids, "") for i, ids in enumerate(prompt_ids(case, number))]
@@ -73,44 +67,34 @@ def problems(case: Case, number: int, folder: Path = Path()) -> list[Problem]:
     return found
 
 
+def sample(rollout: Sampler, case: Case, number: int = 0, folder: Path = Path()) -> list[Group]:
+    """The rollout of step `number`."""
+    asked, sampling = problems(case, number, folder), Sampling(case.temperature, case.top_p)
+    return rollout.sample(asked, case.group_size, sampling, 0, number * case.prompts)
+
+
 def steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-    """Whole steps."""
+    """Whole steps, or the rollout or the training of each alone, the latter on random completions of full length."""
     config = settings(case, folder)
     policy = load_policy(config)
-    rollout, learner = Sampler(policy, case.completion), build_learner(policy, config, MANY)
+    rollout = learner = None
+    if case.work != "train":
+        rollout = Sampler(policy, case.completion)
+    if case.work != "rollout":
+        learner = build_learner(policy, config, MANY, micro_batch_tokens=case.micro_batch)
     for number in stopwatch.steps():
-        groups = rollout.sample(
-            problems(case, number, folder), case.group_size, sampling(case), 0, number * case.prompts
-        )
-        stopwatch.lap("rollout")
-        score_groups(groups)
-        _train(learner, policy, groups)
-        stopwatch.lap("train")
-        stopwatch.done(_token_count(groups))
-
-
-def rollout_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-    """Rollouts without training."""
-    rollout = Sampler(load_policy(settings(case, folder)), case.completion)
-    for number in stopwatch.steps():
-        groups = rollout.sample(
-            problems(case, number, folder), case.group_size, sampling(case), 0, number * case.prompts
-        )
-        stopwatch.lap("rollout")
-        stopwatch.done(_token_count(groups))
-
-
-def training_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-    """Training alone, on random completions of full length."""
-    config = settings(case, folder)
-    policy = load_policy(config)
-    learner = build_learner(policy, config, MANY, micro_batch_tokens=case.micro_batch)
-    for number in stopwatch.steps():
-        groups = random_groups(case, number)
-        stopwatch.restart()
-        _train(learner, policy, groups)
-        stopwatch.lap("train")
-        stopwatch.done(_token_count(groups))
+        if rollout is not None:
+            groups = sample(rollout, case, number, folder)
+            stopwatch.lap("rollout")
+            score_groups(groups)
+        else:
+            groups = random_groups(case, number)
+            stopwatch.restart()
+        if learner is not None:
+            release_cached_buffers()  # as between sampling and learning of a run
+            learner.learn(pack(groups, pad_id=policy.pad_id))
+            stopwatch.lap("train")
+        stopwatch.done(sum(len(completion.tokens) for group in groups for completion in group.completions))
 
 
 def decoding_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
@@ -119,15 +103,10 @@ def decoding_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     short, long = Sampler(policy, 1), Sampler(policy, case.completion)
     for number in stopwatch.steps():
         for phase, rollout in (("first", short), ("rollout", long)):
-            rollout.sample(problems(case, number, folder), case.group_size, sampling(case), 0, number * case.prompts)
+            sample(rollout, case, number, folder)
             stopwatch.lap(phase)
         decoding_s = stopwatch.phases["rollout"]["s"] - stopwatch.phases["first"]["s"]
         stopwatch.done(case.rows * case.completion, decode_s=decoding_s / (case.completion - 1))
-
-
-def _train(learner: Learner, policy: Policy, groups: list[Group]) -> None:
-    release_cached_buffers()  # as between sampling and learning of a run
-    learner.learn(pack(groups, pad_id=policy.pad_id))
 
 
 def score_groups(groups: list[Group]) -> None:
@@ -152,7 +131,3 @@ def random_groups(case: Case, number: int) -> list[Group]:
         groups.append(Group(problem, completions))
     score_groups(groups)
     return groups
-
-
-def _token_count(groups: list[Group]) -> int:
-    return sum(len(completion.tokens) for group in groups for completion in group.completions)

@@ -16,7 +16,6 @@ from backend.models.policy import Policy, load_policy
 from backend.sampling.rollout import Sampler
 from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.types import Group
 from benchmarks import our_contenders, peers, report, results_file
 from benchmarks.ablation import SWITCHES
 from benchmarks.random_model import model_folder
@@ -41,10 +40,6 @@ def learning_of(case: Case, folder: Path, off: Off = nullcontext) -> tuple[Polic
             return learner.learn(batch)
 
     return policy, run
-
-
-def sample(rollout: Sampler, case: Case) -> list[Group]:
-    return rollout.sample(our_contenders.problems(case, 0), case.group_size, our_contenders.sampling(case), 0, 0)
 
 
 @pytest.mark.alone
@@ -87,7 +82,9 @@ def test_a_switched_off_technique_changes_no_result(models: Path, technique: str
     with SWITCHES[technique]():
         if technique not in LEARNING_ONLY:
             rollout = Sampler(load_policy(our_contenders.settings(TINY, model_folder(TINY, models))), TINY.completion)
-            completions = [completion for group in sample(rollout, TINY) for completion in group.completions]
+            completions = [
+                completion for group in our_contenders.sample(rollout, TINY) for completion in group.completions
+            ]
             assert [len(completion.tokens) for completion in completions] == [TINY.completion] * TINY.rows
         if technique not in SAMPLING_ONLY:
             assert tiny_loss(models) == pytest.approx(plain_loss, abs=1e-5)
