@@ -394,7 +394,6 @@ def test_a_tracker_changes_nothing_of_a_run(plain: tuple[Path, RunFolder], tmp_p
             started[-1].wait(60)  # so that the run is sure to see it
         return started[-1]
 
-    monkeypatch.setattr(follow, "LOOK_S", 0.0)
     if harm in HARM:
         monkeypatch.setattr(follow, "module_command", lambda module: [sys.executable, "-S", "-c", HARM[harm]])
     if harm == "cannot be started":

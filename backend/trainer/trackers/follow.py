@@ -28,7 +28,6 @@ from backend.utils.errors import UserError
 from backend.utils.files import last_line, make_private_folder, require_plain_files
 from backend.utils.text import quote
 
-LOOK_S = 1.0  # seconds between two looks of the run at its trackers' processes
 POLL_S = 1.0  # seconds between two reads of the event log
 HANG_S = 120.0  # seconds without progress after its run is over from which a tracker's process ends itself
 NICE = 10
@@ -43,7 +42,6 @@ class RunTrackers:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._looked = time.monotonic()
 
     def start(self, report_to: Sequence[str], tell: Say) -> None:
         """Start a process for each that `report_to` chooses. It ends with the run; `tell` takes a sentence for each."""
@@ -64,9 +62,6 @@ class RunTrackers:
                 tell(f"What {name} writes of this run is in {TRACKERS[name].place}.")
 
     def look(self, warn: Say) -> None:
-        if not self._processes or time.monotonic() - self._looked < LOOK_S:
-            return
-        self._looked = time.monotonic()
         for name, process in list(self._processes.items()):
             if (code := process.poll()) is None:
                 continue
@@ -187,8 +182,7 @@ def main(arguments: list[str]) -> int:
             tell(quote(message, LONGEST))
 
     threading.excepthook, warnings.showwarning = end_with_thread, pass_on
-    with contextlib.suppress(OSError):
-        os.nice(NICE)
+    os.nice(NICE)
     try:
         track(run, name, waits=True, say=tell)
     except Exception as error:  # whatever a package raises
