@@ -83,6 +83,8 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUpRun:
 def test_csv_has_a_row_a_step_and_a_row_a_completion(made_up: MadeUpRun) -> None:
     made_up.evaluate(0)
     made_up.step(1, evaluated=True)
+    of_a_job = {"text": "4", "rewards": {"exact": None}, "reward": 0.0, "advantage": 0.0}
+    made_up.rows.append({"step": 2, "prompt": "2+2", "answer": "", "type": None, "completions": [of_a_job]})
     made_up.step(2, entropy=0.25)
     track(made_up.folder, "csv", say=print)  # of a run that was cut off: it has no ending, and nobody holds it
     rows = made_up.table()
@@ -91,7 +93,7 @@ def test_csv_has_a_row_a_step_and_a_row_a_completion(made_up: MadeUpRun) -> None
     assert "train/kl" not in rows[0], "it was null in every step"
     completions = made_up.table("completions.csv")
     expected = {"step": "1", "prompt": "p1", "exact": "0.5", "advantage": "1.0"}
-    assert len(completions) == 4 and expected.items() <= completions[0].items()
+    assert len(completions) == 5 and expected.items() <= completions[0].items()
     assert completions[0]["completion"] == "'=answer 1", "no formula for a spreadsheet"
     before = (made_up.folder.path / "metrics.csv").read_bytes()
     track(made_up.folder, "csv", say=print)

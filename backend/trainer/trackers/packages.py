@@ -78,7 +78,7 @@ def table(groups: Iterable[GroupRow], rewards: Sequence[str]) -> tuple[list[str]
             *(group["step"], group["prompt"], completion["text"]),
             *(completion["rewards"].get(name) for name in rewards),
             *(completion.get("advantage"), completion["reward"], group["answer"]),
-            *(completion["stop"], completion["tokens"]),
+            *(completion.get("stop"), completion.get("tokens")),  # which a Hugging Face job does not report
         ]
         for group in groups
         for completion in group["completions"]
