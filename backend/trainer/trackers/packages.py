@@ -138,7 +138,7 @@ class RecordReader:
             if self._record is None or self._record.step != event["step"]:
                 yield from self.rest()
                 self._record = StepRecord(event["step"], scale_rewards=self._scale)
-            split, numbers = event["split"], _numbers(event)
+            split, numbers = event.get("split", "valid"), _numbers(event)
             found = by_set(numbers, self._sets) if split == "valid" else {split: numbers}
             self._record = replace(self._record, evaluations={**self._record.evaluations, **found})
         elif kind in ENDINGS or (kind == "phase" and event.get("phase") == "sampling"):
