@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, Signal
 from app.state.charts import CHARTS, Chart, curves_of
 from app.state.evaluations import read_evaluations
 from app.state.run import Run
-from backend.runs.completion_rows import CompletionRow, GroupRow, prompt_key
+from backend.runs.completion_rows import GroupRow, prompt_key
 from backend.runs.metric_names import MEASURES
 from backend.runs.run_folder import RunFolder
 
@@ -28,22 +28,6 @@ class ComparedMetric:
     metric: str
     title: str
     chart: Chart
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPrompt:
-    step: int
-    groups: tuple[GroupRow, GroupRow]
-
-    @property
-    def prompt(self) -> str:
-        return self.groups[0]["prompt"]
-
-    def best(self) -> list[CompletionRow | None]:
-        return [
-            max(group.get("completions") or [], key=lambda one: one.get("reward") or float("-inf"), default=None)
-            for group in self.groups
-        ]
 
 
 class RunComparison(QObject):
@@ -134,28 +118,22 @@ class RunComparison(QObject):
         grid = self._grid(axis)
         return (float(grid[0]), float(grid[-1])) if len(grid) > 1 else None
 
-    def shared_prompts(self, first: Run, second: Run) -> list[SharedPrompt]:
+    def shared_prompts(self, first: Run, second: Run) -> list[tuple[GroupRow, GroupRow]]:
+        """Rows of both runs for each prompt that they share, at the newest step with any."""
         common = sorted(set(first.index.steps()) & set(second.index.steps()), reverse=True)
         for step in common[:SEARCHED_STEPS]:
             theirs = {prompt_key(group): group for group in second.index.rows(step)}
-            ours = [group for group in first.index.rows(step) if prompt_key(group) in theirs]
-            if ours:
-                return [SharedPrompt(step, (group, theirs[prompt_key(group)])) for group in ours]
+            found = [(group, theirs[key]) for group in first.index.rows(step) if (key := prompt_key(group)) in theirs]
+            if found:
+                return found
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class RunFigure:
-    """A reward, share or loss with its 95 % interval, and where it was measured."""
+def figure_of(run: Run) -> tuple[float | None, float | None, float | None, str] | None:
+    """A reward, share or loss, the ends of its 95 % interval, and where it was measured.
 
-    value: float | None
-    low: float | None
-    high: float | None
-    where: str
-
-
-def figure_of(run: Run) -> RunFigure | None:
-    """Of the run's newest evaluation, else the mean of its measure in training over the last quarter of its steps."""
+    Of the run's newest evaluation, else the mean of its measure in training over the last quarter of its steps.
+    """
     if (newest := next(read_evaluations(run.folder), None)) is not None:
         made = newest.evaluation
         figures = list(made.headline.sides.values())[-1].figures
@@ -163,7 +141,7 @@ def figure_of(run: Run) -> RunFigure | None:
         if figures.pass_at:
             k, of = min(figures.pass_at.items())
             where = f"pass@{k} on {where}"
-        return RunFigure(of.value, of.low, of.high, where)
+        return of.value, of.low, of.high, where
     values = run.series(run.measure)[1]
     last = values[-max(1, len(values) // 4) :]
     last = last[np.isfinite(last)]
@@ -172,7 +150,7 @@ def figure_of(run: Run) -> RunFigure | None:
     mean = float(last.mean())
     half = 1.96 * float(last.std(ddof=1)) / len(last) ** 0.5 if len(last) > 1 else None
     where = "training" if run.measure == "reward" else f"training {MEASURES[run.measure]}"
-    return RunFigure(mean, *((None, None) if half is None else (mean - half, mean + half)), where)
+    return (mean, None, None, where) if half is None else (mean, mean - half, mean + half, where)
 
 
 def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -254,9 +254,8 @@ def test_the_same_prompt_of_two_runs_side_by_side(qtbot, view: CompareView, arch
     # Both runs were made with the same random numbers: at the newest step that both have, 30, they share every prompt.
     qtbot.waitUntil(lambda: panel.prompt.count() == 4)
     assert panel.where.text() == "step 30" and panel.sides.isVisible()
-    shared = panel.shared[0]
-    best = max(one["reward"] for one in shared.groups[0]["completions"])
-    assert shared.best()[0]["reward"] == best
+    best = max(one["reward"] for one in panel.shared[0][0]["completions"])
+    assert panel.sides._sides["A  slow"][0]["reward"] == best
     rows = [json.loads(line) for line in (archive / "fast" / "completions.jsonl").read_text().splitlines()]
     for row in rows:
         row["prompt"] = f"Other: {row['prompt']}"

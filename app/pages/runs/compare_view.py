@@ -18,7 +18,7 @@ from app import theme
 from app.state import charts
 from app.state.messages import problems_to
 from app.state.run import Mark
-from app.state.run_comparison import AXES, ComparedMetric, RunComparison, SharedPrompt, figure_of
+from app.state.run_comparison import AXES, ComparedMetric, RunComparison, figure_of
 from app.state.run_notices import finite_values
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Segments
@@ -44,6 +44,7 @@ from app.widgets.charts.curves import Trace
 from app.widgets.completion_detail import SideBySide
 from app.widgets.completion_table import one_line
 from app.widgets.run_header import STATE_LABELS
+from backend.runs.completion_rows import CompletionRow, GroupRow
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import (
     RunRecord,
@@ -202,7 +203,7 @@ class SharedPromptPanel(QWidget):
         super().__init__()
         self._comparison: RunComparison | None = None
         self._shown: tuple[object, ...] = ()
-        self.shared: list[SharedPrompt] = []
+        self.shared: list[tuple[GroupRow, GroupRow]] = []  # rows of both runs with the same prompt
         self.runs = [ComboBox(name=f"{which} run") for which in ("First", "Second")]
         for box in self.runs:
             box.activated.connect(lambda _: self.refresh())
@@ -239,7 +240,7 @@ class SharedPromptPanel(QWidget):
         self.sides.set_rewards(rewards, [charts.label_of(name) for name in rewards])
         kept = self.prompt.currentText()
         with QSignalBlocker(self.prompt):
-            self.prompt.fill({i: one_line(shared.prompt) for i, shared in enumerate(self.shared)})
+            self.prompt.fill({i: one_line(row["prompt"]) for i, (row, _) in enumerate(self.shared)})
             self.prompt.setCurrentIndex(max(0, self.prompt.findText(kept)))
         self._show_prompt()
 
@@ -247,12 +248,13 @@ class SharedPromptPanel(QWidget):
         found = bool(self.shared)
         show_all(found, self.sides, self.prompt)
         show_all(not found, self.nothing)
-        self.where.setText(f"step {self.shared[0].step:,}" if found else "")
+        self.where.setText(f"step {self.shared[0][0]['step']:,}" if found else "")
         if found:
-            shared = self.shared[max(0, self.prompt.currentIndex())]
-            names = [box.currentText() for box in self.runs]
-            pairs = zip(names, shared.best(), strict=True)
-            self.sides.show_row(shared.groups[0], {name: [best] if best else [] for name, best in pairs})
+            rows, best = self.shared[max(0, self.prompt.currentIndex())], dict[str, list[CompletionRow]]()
+            for box, completions in zip(self.runs, (row.get("completions") or [] for row in rows), strict=True):
+                highest = max(completions, key=lambda one: one.get("reward") or float("-inf"), default=None)
+                best[box.currentText()] = [highest] if highest else []
+            self.sides.show_row(rows[0], best)
 
 
 class CompareView(QWidget):
@@ -434,8 +436,9 @@ class CompareView(QWidget):
             steps, values = run.series(measure, held_out=True)
             pairs = [pair for pair in zip(steps.tolist(), values.tolist(), strict=True) if pair[1] == pair[1]]
             if of is not None:  # “0.86, 0.81 to 0.90, test”
-                ends = f"{figure(of.low)} to {figure(of.high)}" if of.low is not None and of.high is not None else ""
-                result = ", ".join(filter(None, (figure(of.value), ends, of.where)))
+                value, low, high, where = of
+                ends = f"{figure(low)} to {figure(high)}" if low is not None and high is not None else ""
+                result = ", ".join(filter(None, (figure(value), ends, where)))
             results.append(result_of(record, pairs, finite_values(run, measure)) | {RESULT: result})
         return results
 
