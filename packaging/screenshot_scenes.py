@@ -36,8 +36,8 @@ def live_scenes(window: Any, wait: Wait) -> Iterator[tuple[str, Any]]:
     wait(lambda: run.state == "paused")
     yield "monitor-paused", window
     page = window.pages["monitor"]
-    page.steering.open()
-    panel = page.steering.panel
+    page.change_settings()
+    panel = page.steering
     panel._on_edited("temperature", 0.8)
     panel.fields["temperature"].show_value(0.8)
     yield "change-settings", panel

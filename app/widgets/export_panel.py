@@ -18,7 +18,7 @@ from app.widgets.basic.dialogs import first_folder, open_folder, open_link, open
 from app.widgets.basic.labels import button, from_home, label, plain_tip, show_text
 from app.widgets.basic.layout import clear_layout, column, configure, connect, grid, row, set_shown, set_tab_order
 from app.widgets.basic.number_format import figure
-from app.widgets.run_switcher import RunSwitcher, run_choices
+from app.widgets.run_switcher import Switcher, run_choices
 from app.widgets.upload_dialog import UploadDialog, VerbDialog
 from backend.config.config import SETTINGS
 from backend.config.other_programs.into_trl import into_trl
@@ -231,7 +231,7 @@ class ExportPanel(VerbDialog):
         self.run, self._service, self._may_run_code = run, service, may_run_code
         self._result: dict[str, Any] = {}
         self.setMinimumWidth(theme.scaled(560))
-        self.switcher = RunSwitcher(self.show_run, choices=partial(run_choices, trained=True))
+        self.switcher = Switcher(choices=partial(run_choices, trained=True), chosen=self.show_run)
         self._holder = row()
         self.progress_label = label(role="muted", wrap=True)
         self.details_label = label(role="muted", wrap=True, selectable=True)

@@ -14,7 +14,7 @@ from app.widgets.basic.controls import Dot, ElidedLabel, LinkButton
 from app.widgets.basic.labels import button, label, progress_bar, show_text
 from app.widgets.basic.layout import clear_layout, column, configure, holder, paint_edge, row
 from app.widgets.basic.number_format import duration, figure
-from app.widgets.run_switcher import RunSwitcher
+from app.widgets.run_switcher import Switcher
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_names import split_name
 
@@ -54,7 +54,7 @@ class RunHeader(QWidget):
 
     def __init__(self, open_run: Callable[[str], object]) -> None:
         super().__init__()
-        self.switcher = RunSwitcher(open_run, font=theme.title_font())
+        self.switcher = Switcher(font=theme.title_font(), chosen=open_run)
         self._when, self._chip = label(role="muted"), StateChip()
         self.rename_button = LinkButton("Rename", on_click=self._begin_rename)
         self.edit = configure(QLineEdit(), name="Name of the run", visible=False, editingFinished=self._end_rename)

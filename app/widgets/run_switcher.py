@@ -50,12 +50,12 @@ class Switcher(QPushButton):
 
     def __init__(
         self,
-        kind: str,
+        kind: str = "Run",
         choices: Callable[[], Sequence[Choice]] = run_choices,
         font: QFont | None = None,
         **settings: Any,
     ) -> None:
-        """`kind` is what it shows: “Run”."""
+        """`kind`: what it shows."""
         super().__init__()
         self.value, self._kind, self.choices = "", kind, choices
         policies = QSizePolicy.Policy
@@ -66,6 +66,9 @@ class Switcher(QPushButton):
         self.value = value
         configure(self, text=text, name=f"{self._kind}: {text}", toolTip=plain_tip(value))
         self.updateGeometry()
+
+    def show_run(self, run: RunFolder) -> None:
+        self.show_choice(str(run.path), name_of(run))
 
     def open(self) -> None:
         menu = SwitcherMenu(self.choices(), self.value, self._kind, self)
@@ -98,15 +101,6 @@ class Switcher(QPushButton):
         painter.end()
         if self.hasFocus():
             paint_ring(self, 6)
-
-
-class RunSwitcher(Switcher):
-    def __init__(self, open_run: Callable[[str], object], **settings: Any) -> None:
-        super().__init__("Run", **settings)
-        self.chosen.connect(open_run)
-
-    def show_run(self, run: RunFolder) -> None:
-        self.show_choice(str(run.path), name_of(run))
 
 
 class ChoiceModel(RowsModel):

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QApplication, QToolTip
 
 from app.state.charts import CHARTS, column_names
 from app.state.run import Mark
-from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
+from app.widgets.charts.chart_grid import ChartContent, ChartGrid
 from app.widgets.charts.curves import Trace, axis_range, exponential_average, thin
 from app.widgets.charts.plot import Plot, table_text
 from backend.runs.metric_names import our_name
@@ -202,7 +202,7 @@ def test_every_chart_has_its_turn_however_often_there_is_news(grid: ChartGrid, m
 
 
 def test_dragging_zooms_every_plot_and_the_ways_back(qtbot, grid: ChartGrid) -> None:
-    zoom, view = ZoomButton(grid), grid.plots[1].view
+    zoom, view = grid.zoom_button(), grid.plots[1].view
     qtbot.addWidget(zoom)
     assert zoom.isHidden()
     start, end = place(grid.plots[1], 10, 0), place(grid.plots[1], 20, 0)

@@ -18,7 +18,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
-from app.pages.monitor.steering import GROUPS, RunSteering, SteeringPanel
+from app.pages.monitor.monitor_page import MonitorPage
+from app.pages.monitor.steering import GROUPS, SteeringPanel
 from app.pages.train.machines import ADDRESS, COLUMNS, NAME, MachinesCard, free_memory
 from app.state.consent import Consent
 from app.state.draft import Draft
@@ -199,14 +200,13 @@ def live(tmp_path: Path) -> Iterator[LiveRun]:
 
 
 @pytest.fixture
-def steering(qtbot, session: Session, live: LiveRun) -> RunSteering:
-    parent = QWidget()
-    qtbot.addWidget(parent)
-    steered = RunSteering(session, parent)
+def monitor(qtbot, session: Session, live: LiveRun) -> MonitorPage:
+    page = MonitorPage(session)
+    qtbot.addWidget(page)
     session.open_run(live.folder.path)
     qtbot.waitUntil(lambda: session.run.state == "running")
-    steered.open()
-    return steered
+    page.change_settings()
+    return page
 
 
 def type_into(panel: SteeringPanel, key: str, text: str) -> None:
@@ -216,16 +216,16 @@ def type_into(panel: SteeringPanel, key: str, text: str) -> None:
     QTest.keyClicks(control, text)
 
 
-def test_offered_settings(steering: RunSteering) -> None:
-    panel = steering.panel
+def test_offered_settings(monitor: MonitorPage) -> None:
+    panel = monitor.steering
     assert sorted(key for keys in GROUPS.values() for key in keys) == sorted(STEERABLE)
     assert panel.fields["iters"].value() == 100 and panel.fields["beta"].value() == 0.1
     assert panel.fields["lr_final"].isHidden(), "the rate is constant"
     assert not panel.apply_button.isEnabled() and not panel.revert_button.isEnabled()
 
 
-def test_a_fault_is_beside_its_field_and_nothing_is_asked(steering: RunSteering, live: LiveRun) -> None:
-    panel = steering.panel
+def test_a_fault_is_beside_its_field_and_nothing_is_asked(monitor: MonitorPage, live: LiveRun) -> None:
+    panel = monitor.steering
     type_into(panel, "temperature", "0")
     type_into(panel, "iters", "7")
     problem = panel.fields["temperature"]._problem
@@ -238,8 +238,8 @@ def test_a_fault_is_beside_its_field_and_nothing_is_asked(steering: RunSteering,
     assert panel.fields["iters"].value() == 100 and not panel.apply_button.isEnabled() and live.asked() == {}
 
 
-def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, steering: RunSteering, live: LiveRun) -> None:
-    panel = steering.panel
+def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, monitor: MonitorPage, live: LiveRun) -> None:
+    panel = monitor.steering
     type_into(panel, "learning_rate", "5e-6")
     type_into(panel, "beta", "0.1")  # as it is
     assert panel.apply_button.isEnabled() and panel.apply_button.text() == "Apply"
@@ -255,9 +255,9 @@ def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, steering: RunSt
     assert live.asked() == {"learning_rate": 1e-5}
 
 
-def test_the_panel_opens_at_the_conditions_and_closes_with_the_run(qtbot, steering: RunSteering, live: LiveRun) -> None:
-    panel = steering.panel
-    steering.open("stop_when")
+def test_the_panel_opens_at_the_conditions_and_closes_with_the_run(qtbot, monitor: MonitorPage, live: LiveRun) -> None:
+    panel = monitor.steering
+    monitor.stop_when()
     type_into(panel, "stop_when", "rewrd > 1")
     problem = panel.fields["stop_when"]._problem
     assert problem is not None and "Did you mean reward?" in problem.text()
@@ -266,4 +266,4 @@ def test_the_panel_opens_at_the_conditions_and_closes_with_the_run(qtbot, steeri
     qtbot.waitUntil(lambda: not panel.isVisible())
     live.lock = os.open(os.devnull, os.O_RDONLY)
     with pytest.raises(UserError, match="while a run is training or paused"):
-        steering._session.run.change({"beta": 0.2})
+        monitor.session.run.change({"beta": 0.2})

@@ -46,7 +46,7 @@ from app.widgets.basic.layout import column, configure, connect, holder, row, se
 from app.widgets.basic.number_format import counted, finite
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import CompletionLine, CompletionModel, CompletionTable, lines_of_row
-from app.widgets.run_switcher import RunSwitcher
+from app.widgets.run_switcher import Switcher
 from backend.runs.completion_rows import (
     SUFFIXES,
     conversation_text,
@@ -188,7 +188,7 @@ class CompletionsPage(QWidget):
         self._save_menu.addAction("Selected completions…", lambda: self._ask_where(self.table.selected_rows()))
         self._save_menu.addAction("Everything shown…", lambda: self._ask_where(range(self.model.rowCount())))
         self._show_saving()
-        self.switcher, self.bar = RunSwitcher(session.open_run), FilterBar()
+        self.switcher, self.bar = Switcher(chosen=session.open_run), FilterBar()
         self.earlier = button("Earlier", lambda: self.go(-1), tip="The step before (Ctrl+[)")
         self.later = button("Later", lambda: self.go(1), tip="The step after (Ctrl+])")
         self.step = NumberEdit(name="Step", width=72, integers=(0, 2**31 - 1), editingFinished=self._on_typed)

@@ -29,7 +29,7 @@ from app.widgets.basic.tables import BaseTable, CellDelegate, Column, Index, Row
 from app.widgets.completion_detail import TITLES, SideBySide
 from app.widgets.completion_table import advantage_colour, one_line, reward_dot
 from app.widgets.run_header import BeforeAfter, ResultCard
-from app.widgets.run_switcher import RunSwitcher
+from app.widgets.run_switcher import Switcher
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_names import name_of
 from backend.runs.steering import run_config
@@ -122,7 +122,7 @@ class EvaluatePage(QWidget):
         sentence = "Once a run has trained, its model answers prompts that it has never seen."
         go = partial(session.page_requested.emit, "train")
         nothing = EmptyState("No run to evaluate", sentence, "Go to Train", button_clicked=go)
-        self.switcher = RunSwitcher(session.open_run)
+        self.switcher = Switcher(chosen=session.open_run)
         self.picker = ComboBox(name="Evaluation", length=34)
         self.form, self.card, self.detail = EvaluationForm(), ResultCard(), SideBySide()
         self.decoding = Segments({"greedy": "Greedy", "sampled": "Sampled"}, "Decoding", chosen=self._show_decoding)

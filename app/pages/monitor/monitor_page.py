@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QMenu, QWidget
 
 from app import theme
 from app.pages.monitor.panels import HealthCards, LogView, MetricTile, RankModel
-from app.pages.monitor.steering import RunSteering
+from app.pages.monitor.steering import SteeringPanel
 from app.state import charts
 from app.state.charts import CHARTS, NAMINGS, Curve, column_names
 from app.state.correctness import correctness_of, largest_reward
@@ -37,7 +37,7 @@ from app.widgets.basic.layout import (
 )
 from app.widgets.basic.number_format import MINUS, dollars, duration, signed
 from app.widgets.basic.tables import BaseTable
-from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartGrid, ZoomButton, plots_of
+from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartGrid, plots_of
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import FORMATS
 from app.widgets.run_header import BeforeAfter, CardAction, ResultCard, RunHeader
@@ -89,7 +89,7 @@ class MonitorPage(QWidget):
         self._is_low = False
         # The elapsed time moves on between two steps of the run.
         self._clock = configure(QTimer(self, interval=1000), timeout=self._show_time)
-        self.steering = RunSteering(session, self)
+        self.steering: SteeringPanel | None = None  # once it is asked for
         hint, go = "Start one on Train, or open an earlier one on Runs.", partial(session.page_requested.emit, "train")
         self.nothing = EmptyState("No run yet", hint, "Go to Train", button_clicked=go)
         self.header = configure(RunHeader(session.open_run), renamed=self._rename)
@@ -106,7 +106,7 @@ class MonitorPage(QWidget):
         self.grid = RunCharts(session)
         self.log = LogView()
         tip = "Change settings of this run from its next step on"
-        self.change = button("Change settings…", self.steering.open, tip=tip, shown=False)
+        self.change = button("Change settings…", self.change_settings, tip=tip, shown=False)
         for tool in (self.change, *self.grid.tools):
             self.header.tools.addWidget(tool)
 
@@ -124,6 +124,9 @@ class MonitorPage(QWidget):
 
     def _on_run_changed(self) -> None:
         self._run = self.session.run
+        if self.steering is not None:
+            self.steering.deleteLater()  # with what was typed for the other run
+            self.steering = None
         self.grid.show_run(self._run)
         self.log.follow(self._run.folder.log if self._run else None)
         self.log.unfold(False)
@@ -312,6 +315,28 @@ class MonitorPage(QWidget):
             saved = f"Everything up to step {step:,} is saved." if step is not None else "There is no checkpoint yet."
             show(f"Crashed {where}", "bad", run.problem, saved, actions=[resume, open_log, report])
 
+    def change_settings(self, key: str = "") -> None:
+        """Open the dialog that changes settings of the run, at this one."""
+        if (run := self._run) is None or run.state not in STEERED_STATES:
+            self.session.message.emit("Settings can change while a run trains. To change an ended run, clone it.")
+            return
+        panel = self.steering = self.steering or SteeringPanel(run, self)
+        panel.refresh()
+        panel.show()
+        panel.raise_()
+        panel.activateWindow()
+        if key:
+            panel.fields[key].control.setFocus(Qt.FocusReason.ShortcutFocusReason)
+
+    def stop_when(self) -> None:
+        self.change_settings("stop_when")
+
+    def finish_step(self) -> None:
+        with problems_to(self.session.message.emit):
+            if self._run is not None:
+                self._run.send("finish-step")
+                self.session.message.emit("The run stops at the end of this step.")
+
     def resume(self, *options: str) -> None:
         if self._run is not None and not self._run.is_live:
             self.session.starter.resume(self._run.folder, *options)
@@ -406,7 +431,7 @@ class RunCharts(ChartGrid):
             action = names.addAction(columns.addAction(text))
             configure(action, checkable=True, checked=naming == prefs.chart_columns)
             action.triggered.connect(lambda _, naming=naming: self._prefer("chart_columns", naming))
-        self.tools = (ZoomButton(self), smoothing, button("Charts", menu=menu, name="What to do with the charts"))
+        self.tools = (self.zoom_button(), smoothing, button("Charts", menu=menu, name="What to do with the charts"))
 
     def show_run(self, run: Run | None) -> None:
         self._run, self._curves_for = run, ()

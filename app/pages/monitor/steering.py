@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QObject, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QGridLayout, QWidget
 
 from app import theme
-from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_files import STEERED_STATES
-from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import TabArea, clear_layout, column, configure, grid, holder, on_screen, row, set_shown
@@ -171,39 +169,3 @@ class SteeringPanel(QDialog):
         except UserError as error:
             self._asked_after = None
             self._refuse(error)
-
-
-class RunSteering(QObject):
-    def __init__(self, session: Session, parent: QWidget) -> None:
-        super().__init__(parent)
-        self._session, self._parent = session, parent
-        self.panel: SteeringPanel | None = None
-        session.run_changed.connect(self._follow)
-
-    def open(self, key: str = "") -> None:
-        if (run := self._session.run) is None or run.state not in STEERED_STATES:
-            self._session.message.emit("Settings can change while a run trains. To change an ended run, clone it.")
-            return
-        if self.panel is None:
-            self.panel = SteeringPanel(run, self._parent)
-        self.panel.refresh()
-        self.panel.show()
-        self.panel.raise_()
-        self.panel.activateWindow()
-        if key:
-            self.panel.fields[key].control.setFocus(Qt.FocusReason.ShortcutFocusReason)
-
-    def stop_when(self) -> None:
-        self.open("stop_when")
-
-    def finish_step(self) -> None:
-        run, say = self._session.run, self._session.message.emit
-        with problems_to(say):
-            if run is not None:
-                run.send("finish-step")
-                say("The run stops at the end of this step.")
-
-    def _follow(self) -> None:
-        if self.panel is not None and self.panel.run is not self._session.run:
-            self.panel.deleteLater()  # with what was typed for the other run
-            self.panel = None

@@ -21,7 +21,7 @@ from app.state.prefs import Prefs
 from app.state.run import Mark
 from app.widgets.basic.dialogs import open_folder, save_file
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels import explain_at
+from app.widgets.basic.labels import button, explain_at
 from app.widgets.basic.layout import TabArea, configure, grid, reserve_gutter, set_tab_order
 from app.widgets.basic.number_format import counted
 from app.widgets.charts.curves import Trace
@@ -124,6 +124,20 @@ class ChartGrid(TabArea):
         self.span = span
         self.zoomed.emit(span)
         self.refresh(self._all_steps)
+
+    def zoom_button(self) -> QPushButton:
+        """Says which steps are shown while these are not all; a click shows all."""
+        tip = "Show all steps (Esc, or a double click on a chart)"
+        shown = button("", lambda: self.zoom(None), tip=tip, shown=False)
+
+        def show_span(span: tuple[float, float] | None) -> None:
+            shown.setVisible(span is not None)
+            if span is not None:
+                shown.setText(f"Steps {span[0]:,.0f} – {span[1]:,.0f}  ✕")
+                shown.setAccessibleName(f"Only steps {span[0]:,.0f} to {span[1]:,.0f} are shown. Show all steps")
+
+        self.zoomed.connect(show_span)
+        return shown
 
     def included_plots(self) -> list[Plot]:
         return [plot for i, plot in enumerate(self.plots) if self._is_included(i)]
@@ -266,19 +280,3 @@ def plots_of(charts: Iterable[tuple[str, Chart]], explain: SignalInstance) -> li
         explain_at(plot, place)
         plots.append(configure(plot, explanation_requested=partial(explain.emit, place)))
     return plots
-
-
-class ZoomButton(QPushButton):
-    """Says which steps are shown while these are not all; a click shows all."""
-
-    def __init__(self, grid: ChartGrid) -> None:
-        super().__init__()
-        configure(self, tip="Show all steps (Esc, or a double click on a chart)", clicked=lambda: grid.zoom(None))
-        grid.zoomed.connect(self._show_span)
-        self._show_span(grid.span)
-
-    def _show_span(self, span: tuple[float, float] | None) -> None:
-        self.setVisible(span is not None)
-        if span is not None:
-            self.setText(f"Steps {span[0]:,.0f} – {span[1]:,.0f}  ✕")
-            self.setAccessibleName(f"Only steps {span[0]:,.0f} to {span[1]:,.0f} are shown. Show all steps")
