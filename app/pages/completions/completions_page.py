@@ -63,8 +63,7 @@ from backend.utils.errors import UserError
 DETAIL, BESIDE = 250, 720
 WIDE = 1500
 MOST_LINES = 100_000
-KEPT_LINES = 512
-"""Lines kept once read: a table asks for each of the visible ones a hundred times a repaint."""
+KEPT_LINES = 512  # lines kept once read: a table asks for each of the visible ones a hundred times a repaint
 SLICE_S = 0.010
 NOTHING = "No completions yet", "They appear here with the first step of a run.", "Go to Train"
 ANSWERS = "No completions", "SFT learns the answers of its dataset and samples none. Chat shows what it writes now."

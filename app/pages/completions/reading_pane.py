@@ -27,8 +27,7 @@ from backend.utils.text import visible
 STRONGEST, CHANGED = 0.45, 0.30
 """Share of the colour behind the strongest token and a changed text: more would take the text's contrast below 4.5."""
 SHADES = 24
-MOST_WORDS = 6000
-"""Words of two texts together above which whole lines are compared: the time grows with the square."""
+MOST_WORDS = 6000  # words of two texts together above which whole lines are compared: the time grows with the square
 FOLDABLE = {"think": "Thinking", "answer": "Answer"}
 """Tag → the name of what is between its opening and its closing one."""
 NOT_RECORDED = "This run did not record its tokens. Turn on Record tokens, an advanced setting."

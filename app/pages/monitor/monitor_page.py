@@ -72,8 +72,7 @@ TILES_OF_MODE = {
 """Mode → metrics of its tiles, besides those of every run."""
 AT_ONCE = ("rollout_tokens_per_second", "train_tokens_per_second", "peak_memory_gb")
 """Metrics of which the newest value alone says something."""
-LOW_PAGE = 660
-"""Height of the page below which it leaves out what the charts say too."""
+LOW_PAGE = 660  # height of the page below which it leaves out what the charts say too
 PHASES_OF_JOB = {"loading": "starting the job", "waiting": "waiting for a machine"}
 TWO_UPDATES = "Set Updates per rollout to 2 in the form"
 ROOM_FOR_RANKS, MOST_RANKS = 620, 4

@@ -32,12 +32,10 @@ from backend.trainer.health.watch import Episode
 from backend.utils.files import open_regular
 from backend.utils.text import as_in_a_terminal
 
-MAX_READ = 64 << 10
-"""Bytes read at a time."""
+MAX_READ = 64 << 10  # bytes read at a time
 FOLDED = 2
 NARROW = 860
-ROWS_OF_CHARTS = 336
-"""Height of the heading and two rows of charts, which stay in view."""
+ROWS_OF_CHARTS = 336  # height of the heading and two rows of charts, which stay in view
 ROLES = {"error": "bad", "warning": "warning", "info": "accent"}
 
 

@@ -71,10 +71,8 @@ SHORT_RESULTS = ["Run", "State", "Steps", RESULT, "Reward", "Held-out", "Best he
 PARTS = {"results": "Results", "settings": "Settings that differ", "completions": "Completions"}
 NO_SHARED_PROMPT = "These two runs have no prompt in common in the newest steps that both recorded."
 TABLES_HEIGHT, TABLES_WIDTH, NARROWEST_COLUMN = 210, 1000, 56
-LEGEND_HEIGHT, WIDE = 100, 2000
-"""Most of the legend; from this width on the tables are beside the charts."""
-NEWS_MS = 500
-"""Tables and charts are drawn at most this often while runs are read or train."""
+LEGEND_HEIGHT, WIDE = 100, 2000  # most of the legend; from this width on the tables are beside the charts
+NEWS_MS = 500  # tables and charts are drawn at most this often while runs are read or train
 SELECT_ROW = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
 Write = Callable[[Sequence[Sequence[str]]], str]
 

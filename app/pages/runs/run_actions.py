@@ -41,8 +41,7 @@ EXPLAINED = {
     "warm": "Keeps weights, optimizer, data position and charts up to that step. Unchanged, it repeats the run.",
     "cold": "Keeps the weights alone. Starts at step 0 with a new optimizer and the data from the beginning.",
 }
-REWARD_SETTINGS = ("reward_functions_file", "reward_functions", "stages")
-"""Settings that name files of code."""
+REWARD_SETTINGS = ("reward_functions_file", "reward_functions", "stages")  # settings that name files of code
 OTHER_SUBJECTS = ("run", "checkpoint", "reference", "run_name")
 """Subjects of errors of the verb that are not settings of the form."""
 CREATE = "Create the run"

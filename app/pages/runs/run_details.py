@@ -24,8 +24,7 @@ from backend.utils.errors import UserError
 
 SAVE_AFTER_MS = 600
 MOST_RELATIVES = 8
-FAINT_PARTS = 0.005
-"""Parts of the disk use below this share are not listed."""
+FAINT_PARTS = 0.005  # parts of the disk use below this share are not listed
 
 
 class LineageTree(QTreeWidget):

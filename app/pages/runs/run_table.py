@@ -27,8 +27,7 @@ from backend.runs.run_record import RunRecord, value_text
 from backend.runs.run_search import FIELDS, RunField, field_of
 
 ROLE = Qt.ItemDataRole
-SORT, CURVE = ROLE.UserRole, ROLE.UserRole + 1
-"""Item roles: the sort key, and the numbers of a small curve."""
+SORT, CURVE = ROLE.UserRole, ROLE.UserRole + 1  # item roles: the sort key, and the numbers of a small curve
 NAME, FAVOURITE = "name", "favourite"
 CHEVRON, INDENT = 12, " " * 6
 DEFAULT_COLUMNS = (*(FAVOURITE, NAME, "state", "curve", "reward", "held_out", "steps", "began"),)

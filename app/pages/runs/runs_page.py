@@ -36,10 +36,8 @@ from backend.runs.run_search import HINT, all_keys, asks_for_archived, search
 from backend.utils import places
 from backend.utils.errors import UserError
 
-EVERY_MS = 2000
-"""Interval at which the runs are checked for changes while the page is visible."""
-BESIDE = 980
-"""From this page width on the details are beside the table, and below it on a narrower page."""
+EVERY_MS = 2000  # interval at which the runs are checked for changes while the page is visible
+BESIDE = 980  # from this page width on the details are beside the table, and below it on a narrower page
 BUTTONS = ("open", "compare", "resume", "chat", "export", "clone", "trash")
 SPARE = ("clone", "chat", "export", "resume")
 """Buttons that are hidden, in this order, where their row is too narrow: *More…* has every action."""

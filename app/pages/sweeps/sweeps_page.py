@@ -64,8 +64,7 @@ FIGURES = (
 )
 """Columns after that of the value."""
 SETTING_WIDTH = 88
-SHARE = Qt.ItemDataRole.UserRole
-"""Item role of a cell with a bar: its length, 0 … 1."""
+SHARE = Qt.ItemDataRole.UserRole  # item role of a cell with a bar: its length, 0 … 1
 DECLINED = "The code was not allowed to run, so nothing was started."
 BY_TRAINING = "so runs are ranked and stopped by training reward: its mean over the last quarter of their steps."
 NO_ROWS, NO_EVALUATION = f"The data has no held-out rows, {BY_TRAINING}", f"Eval is 0, {BY_TRAINING}"
