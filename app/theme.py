@@ -241,10 +241,18 @@ def _qt_palette(colours: Palette) -> QPalette:
     return qt
 
 
-def painter(device: QPaintDevice) -> QPainter:
+def painter(device: QPaintDevice, fill: QColor | None = None) -> QPainter:
+    """A painter without jagged edges; with `fill` it paints areas in that colour, without an outline."""
     made = QPainter(device)
     made.setRenderHint(QPainter.RenderHint.Antialiasing)
+    if fill is not None:
+        set_fill(made, fill)
     return made
+
+
+def set_fill(painter: QPainter, colour: QColor) -> None:
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(colour)
 
 
 def style_sheet(*names: str) -> str:

@@ -88,8 +88,7 @@ class Switcher(QPushButton):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter, colours, side = theme.painter(self), theme.palette(), theme.scaled(CHEVRON)
         if self.underMouse() or self.isDown():
-            painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(colours.hover)
+            theme.set_fill(painter, colours.hover)
             painter.drawRoundedRect(self.rect(), 6, 6)
         room = self.rect().adjusted(PADDING, 0, -PADDING - side - 6, 0)
         text = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, room.width())

@@ -118,8 +118,7 @@ class PageButton(QAbstractButton):
     def paintEvent(self, event: QPaintEvent) -> None:
         colours, checked, painter = theme.palette(), self.isChecked(), theme.painter(self)
         if checked or self.underMouse() or self.hasFocus():
-            painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(colours.selection if checked else colours.hover)
+            theme.set_fill(painter, colours.selection if checked else colours.hover)
             painter.drawRoundedRect(QRectF(self.rect()), CORNER, CORNER)
         size = theme.scaled(icons.SIZE)
         colour = colours.accent if checked else colours.muted

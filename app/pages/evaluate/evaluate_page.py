@@ -457,8 +457,7 @@ def draw_interval(painter: QPainter, rect: QRect, interval: tuple[Any, ...]) -> 
     painter.drawLine(QPointF(low, middle), QPointF(high, middle))
     for end in (low, high):
         painter.drawLine(QPointF(end, middle - 3.5), QPointF(end, middle + 3.5))
-    painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(colour)
+    theme.set_fill(painter, colour)
     painter.drawEllipse(QRectF(value - 4, middle - 4, 8, 8))
 
 

@@ -139,8 +139,7 @@ class VariedRows(QWidget):
 
 
 def draw_bar(painter: QPainter, rect: QRect, share: float) -> None:
-    painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(theme.palette().accent)
+    theme.set_fill(painter, theme.palette().accent)
     length = max(2.0, share * (rect.width() - 16))
     painter.drawRoundedRect(QRectF(rect.left() + 8, rect.bottom() - 4, length, 3), 1.5, 1.5)
 

@@ -152,8 +152,7 @@ class Switch(QAbstractButton):
         painter.setPen(QPen(colours.text, 1.5) if self.hasFocus() else Qt.PenStyle.NoPen)
         painter.setBrush(colours.accent if is_on else colours.outline)
         painter.drawRoundedRect(track, track.height() / 2, track.height() / 2)
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(colours.accent_text if is_on else colours.card)
+        theme.set_fill(painter, colours.accent_text if is_on else colours.card)
         radius = track.height() / 2 - 2.5
         centre = track.right() - track.height() / 2 if is_on else track.left() + track.height() / 2
         painter.drawEllipse(QPointF(centre, track.center().y()), radius, radius)
@@ -341,9 +340,8 @@ class Dot(QWidget):
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        painter = theme.painter(self)
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(getattr(theme.palette(), self.colour) if isinstance(self.colour, str) else self.colour())
+        colour = getattr(theme.palette(), self.colour) if isinstance(self.colour, str) else self.colour()
+        painter = theme.painter(self, colour)
         if self._square:
             painter.drawRoundedRect(self.rect(), 3, 3)
         else:

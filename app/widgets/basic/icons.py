@@ -60,9 +60,7 @@ def dot(colour: str, side: int = 8, corner: float = 3, inset: float = 1) -> QPix
     """A dot, or a square with round corners, of `side` logical pixels; `colour` is its name."""
     made = QPixmap(2 * side, 2 * side)
     made.fill(Qt.GlobalColor.transparent)
-    painter = theme.painter(made)
-    painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(QColor(colour))
+    painter = theme.painter(made, QColor(colour))
     shape = QRectF(0, 0, 2 * side, 2 * side).adjusted(2 * inset, 2 * inset, -2 * inset, -2 * inset)
     painter.drawRoundedRect(shape, 2 * corner, 2 * corner)
     painter.end()

@@ -309,10 +309,7 @@ def reserve_gutter(area: QAbstractScrollArea, content: QLayout) -> None:
 
 def paint_edge(widget: QWidget, colour: QColor, margin: int) -> None:
     """Paint a coloured bar along the left edge of a card, in its `paintEvent`."""
-    painter = theme.painter(widget)
-    painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(colour)
-    painter.drawRoundedRect(QRectF(6, margin, 3, widget.height() - 2 * margin), 1.5, 1.5)
+    theme.painter(widget, colour).drawRoundedRect(QRectF(6, margin, 3, widget.height() - 2 * margin), 1.5, 1.5)
 
 
 def paint_ring(widget: QWidget, radius: float) -> None:

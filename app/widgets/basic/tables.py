@@ -209,15 +209,12 @@ class BaseTable(QTableView):
         **settings: Any,
     ) -> None:
         """`single`: one row can be selected; `resizable`: the user can change the columns' widths."""
-        super().__init__(parent)
-        self.setShowGrid(False)
-        self.setWordWrap(False)
+        super().__init__(parent, showGrid=False, wordWrap=False, tabKeyNavigation=False)
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         modes = QAbstractItemView.SelectionMode
         self.setSelectionMode(modes.SingleSelection if single else modes.ExtendedSelection)
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.setTabKeyNavigation(False)
         configure(self, role="table", **settings)
         self.verticalHeader().hide()
         self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW_HEIGHT))

@@ -338,10 +338,8 @@ class Plot(QFrame):
         has_data = any(trace.has_data for trace in self.traces)
 
         def add(text: str, do: Callable[[], object], *, enabled: bool = True, ticked: bool | None = None) -> None:
-            action = menu.addAction(text, do)
-            action.setEnabled(enabled)
-            action.setCheckable(ticked is not None)
-            action.setChecked(bool(ticked))
+            is_check = ticked is not None
+            configure(menu.addAction(text, do), enabled=enabled, checkable=is_check, checked=bool(ticked))
 
         menu.addAction("Copy values as CSV", QKeySequence.StandardKey.Copy, self.copy)
         menu.addAction("Copy image", lambda: QGuiApplication.clipboard().setPixmap(self.grab()))
