@@ -209,7 +209,8 @@ class BaseTable(QTableView):
         **settings: Any,
     ) -> None:
         """`single`: one row can be selected; `resizable`: the user can change the columns' widths."""
-        super().__init__(parent, showGrid=False, wordWrap=False, tabKeyNavigation=False)
+        super().__init__(parent, showGrid=False, wordWrap=False)
+        self.setTabKeyNavigation(False)
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         modes = QAbstractItemView.SelectionMode
         self.setSelectionMode(modes.SingleSelection if single else modes.ExtendedSelection)
