@@ -301,7 +301,6 @@ class ChatWithModel(QObject):
             on_refused=on_refused,
             settings=chosen,
             groups=[answer.group],
-            trusted=self.consent.code.fingerprints(settings),
             with_cases=False,
         )
 

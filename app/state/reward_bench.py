@@ -90,9 +90,7 @@ class RewardBench(QObject):
             self.refused.emit(DECLINED)
             return
         choice = {"how": how, "count": count, "numbers": list(numbers), "group_size": group_size, "seed": seed}
-        settings = self.draft.values()
-        choice |= {"settings": settings, "trusted": self.consent.code.fingerprints(settings)}
-        self._load("sample", "Sampling", "sampled from the model", **choice)
+        self._load("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **choice)
 
     def load_run(self, folder: Path, step: int | None) -> None:
         """Load the completions of a step, the newest by default."""
@@ -160,8 +158,7 @@ class RewardBench(QObject):
         settings = self.draft.values()
         scoring = {key: settings[key] for key in SCORING_SETTINGS}
         groups = [without_scores(group) for group in self.groups]
-        trusted = self.consent.code.fingerprints(settings)
-        self._ask("score", "Scoring", on_scores, settings=scoring, groups=groups, trusted=trusted)
+        self._ask("score", "Scoring", on_scores, settings=scoring, groups=groups)
 
     def try_entry(
         self, entry: str, group: Group, on_answer: Callable[[Any], None], on_refused: Callable[[str], None]
@@ -179,7 +176,6 @@ class RewardBench(QObject):
             owner=self,
             settings=settings,
             groups=[without_scores(group)],
-            trusted={},
             with_cases=False,
         )
 
@@ -196,12 +192,10 @@ class RewardBench(QObject):
 
     @property
     def means(self) -> dict[str, float]:
+        """Of functions, if the form still has the model and dataset of the completions, else {}."""
+        if self._loaded_for != (self.draft.value("model"), self.draft.value("data")):
+            return {}
         return {each["name"]: sum(each["known"]) / len(each["known"]) for each in self.functions if each["known"]}
-
-    @property
-    def means_of_form(self) -> dict[str, float]:
-        """`means`, if the form still has the model and dataset of the completions, else {}."""
-        return self.means if self._loaded_for == (self.draft.value("model"), self.draft.value("data")) else {}
 
     @property
     def count(self) -> int:
@@ -406,7 +400,6 @@ class JudgeCheck(QObject):
             owner=self,
             settings={key: values[key] for key in SCORING_SETTINGS},
             groups=[without_scores(group) for group in bench.groups],
-            trusted=bench.consent.code.fingerprints(values),
             **more,
         )
 

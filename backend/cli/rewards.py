@@ -116,7 +116,7 @@ def rerun_cases(
     with closing(RewardBench()) as bench:
         results = rerun(bench, path, cases, float(SETTINGS["reward_timeout"].default))
     if as_json:
-        rows = [{"passed": each.passed, "expected": each.case["expected"], "scores": each.scores} for each in results]
+        rows = [{"passed": not r.failures, "expected": r.case["expected"], "scores": r.scores} for r in results]
         tell_json({"rows": rows})
     else:
         for trace in dict.fromkeys(filter(None, (trace for each in results for trace in each.tracebacks))):
@@ -125,7 +125,7 @@ def rerun_cases(
     for failure in failures:
         tell_error(failure)
     if not as_json:
-        tell(f"{sum(each.passed for each in results)} of {len(results)} cases pass.")
+        tell(f"{sum(not each.failures for each in results)} of {len(results)} cases pass.")
     if failures:
         raise typer.Exit(USER_ERROR)
 

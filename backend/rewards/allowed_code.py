@@ -179,11 +179,6 @@ class AllowedCode:
                     missing.append(CodeToAllow(code, is_edit, wanted))
         return missing
 
-    def fingerprints(self, settings: Mapping[str, Any]) -> dict[str, str]:
-        """Path → SHA-256 of the allowed code of these settings."""
-        allowed = self._read()
-        return {str(path): allowed[str(path)][0] for path in code_files(settings) if str(path) in allowed}
-
     def rights(self, code: CodeFile) -> Rights | None:
         fingerprint, rights = self._read().get(str(code.path), ("", Rights()))
         return rights if fingerprint == code.fingerprint else None

@@ -314,7 +314,7 @@ class RewardBench:
         return results
 
     @contextmanager
-    def tools(self, config: Config, scoring: Config, poll: Poll = wait_on) -> Iterator[ToolHost | None]:
+    def tools(self, config: Config, scoring: Config, poll: Poll) -> Iterator[ToolHost | None]:
         """A run's tools, in the process that scores, which waits. Environments stay until the next rollout. Raises
         UserError."""
         named = {key: getattr(config, key) for key in keys_used_by("tools")}
@@ -543,10 +543,6 @@ class CaseResult:
     failures: Sequence[str]
     tracebacks: Sequence[str]
 
-    @property
-    def passed(self) -> bool:
-        return not self.failures
-
 
 def cases_file(reward_file: Path) -> Path:
     return reward_file.with_name(f"{reward_file.stem}.cases.jsonl")
@@ -593,10 +589,6 @@ def new_case(
     entries = {name: entry for name, entry in (calls or {}).items() if name in expected and entry != name}
     case = {**about, "completion": completion, "tokens": tokens, "expected": dict(expected), "calls": entries}
     return {key: value for key, value in case.items() if value or key not in ("tokens", "calls")}
-
-
-def is_same(a: Case, b: Case) -> bool:
-    return all(a.get(key) == b.get(key) for key in ("prompt", "answer", "completion"))
 
 
 def rerun(

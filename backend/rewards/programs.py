@@ -89,10 +89,6 @@ class ProgramRunner:
         self._socket: Connection[Any, Any] | None = None
         self._not_confined = ""
 
-    @property
-    def pid(self) -> int | None:
-        return self._server.pid if self._server else None
-
     def run(
         self, programs: Sequence[Sequence[Task]], *, seconds: float, memory_mb: int, deadline_s: float
     ) -> list[list[TaskResult]] | None:

@@ -55,7 +55,8 @@ class Scorer:
         self._key = next(_keys)
         self.loaded, self._generation = Answer(), -1  # what was loaded, in which process
         self.models: dict[str, ModelReward] = {}  # by entry, open once loaded
-        self.opens_models = bool(source.models)  # false on a rank that leaves scoring to the leader
+        self.has_models = bool(source.models)  # which the leader alone has where several machines train
+        self.opens_models = self.has_models  # false on a rank that leaves scoring to the leader
         self.model_notes: list[str] = []  # new messages of models
         self.pause: Callable[[UnreachableJudgeError], None] | None = None  # returns when a judge should try again
         self.tools: RunTools | None = None
@@ -83,11 +84,6 @@ class Scorer:
             self.loaded, self._generation = answer, self.host.generation
             self.restore_tools(poll)
         return self.loaded.stages
-
-    @property
-    def has_models(self) -> bool:
-        """True if models score, which the leader alone has where several machines train."""
-        return bool(self._source.models)
 
     def stage_models(self, stage: int) -> dict[int, ModelReward]:
         """The models of a stage by their place among its functions."""

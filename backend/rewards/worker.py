@@ -65,10 +65,6 @@ class RewardWorker:
         self._child: _Child | None = None
         self._keys: set[int] = set()
 
-    @property
-    def pid(self) -> int | None:
-        return self._child.process.pid if self._child else None
-
     def start(self) -> _Child:
         """Start a process if needed, without waiting. Raises UserError."""
         with self._lock:

@@ -1,14 +1,14 @@
 """Handlers for the reward bench: sample from the model, score completions, read a run's, keep and rerun cases.
 
-A user's code runs confined, and only if the window sends the SHA-256 of its content under `trusted`. The model and the
-reward worker stay warm between questions. Scoring imports no mlx.
+A user's code runs confined, and only if the user has allowed its content. The model and the reward worker stay warm
+between questions. Scoring imports no mlx.
 """
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -17,13 +17,12 @@ from urllib.parse import urlsplit
 
 from backend.config.config import Config, keys_used_by, parse
 from backend.rewards import bench
-from backend.rewards.allowed_code import AllowedServers, code_files, read_code
+from backend.rewards.allowed_code import AllowedCode, AllowedServers
 from backend.rewards.calls import RewardError
 from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
 from backend.runs.completion_rows import CompletionIndex, ScoringRow
 from backend.runs.run_folder import RunFolder
 from backend.serve.questions import QuestionCall
-from backend.tools.host import ToolHost
 from backend.tools.load import shown_tools, uses_tools
 from backend.types import Group
 from backend.utils.errors import UserError
@@ -38,8 +37,8 @@ _NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
 
 
 def score(call: QuestionCall, **request: Any) -> dict[str, Any]:
-    """{"settings", "groups": lines of `backend.rewards.bench`, "trusted": {path: SHA-256}, "with_cases"?} →
-    the result of `score_groups`, and "cases": [{"case", "given": scores, "failures"}] where the reward file has some.
+    """{"settings", "groups": lines of `backend.rewards.bench`, "with_cases"?} → the result of `score_groups`, and
+    "cases": [{"case", "given": scores, "failures"}] where the reward file has some.
 
     Reports {"scoring": name of a function}. A file that cannot be loaded is answered as {"failed": {"sentence",
     "file", "line", "frames", "traceback"}}. Problems of settings that scoring does not use are reported elsewhere.
@@ -47,8 +46,7 @@ def score(call: QuestionCall, **request: Any) -> dict[str, Any]:
     config = _scoring_settings(request)
     file = bench.reward_file_of(config)
     named = {"reward_functions": config.reward_functions, "reward_functions_file": str(file or "")}
-    _check_allowed(code_files(named), request)
-    _check_servers(named)
+    _check_allowed(named | {"reward_network": config.reward_network})
     try:
         groups = _groups_of(request)
         scored = bench.score_groups(_bench, groups, config, call.check, lambda name: call.report({"scoring": name}))
@@ -73,7 +71,7 @@ def judge_agreement(call: QuestionCall, **request: Any) -> dict[str, Any]:
     listed = examinations(config.reward_functions, bench.reward_file_of(config), _groups_of(request))
     asked = [] if request.get("only_calls") else listed
     if asked:
-        _check_servers({"reward_functions": config.reward_functions})
+        _check_allowed({"reward_functions": config.reward_functions})
     judges = [asdict(each.run(call.check, call.report)) for each in asked]
     return {"calls": {each.name: each.calls for each in listed}, "judges": judges}
 
@@ -87,15 +85,13 @@ def _groups_of(request: dict[str, Any]) -> list[Group]:
     return [bench.group_of(line, index, f"Row {index + 1}") for index, line in enumerate(request["groups"])]
 
 
-def _check_allowed(files: Iterable[Path], request: dict[str, Any]) -> None:
-    for path in files:
-        if (request.get("trusted") or {}).get(str(path)) != read_code(path).fingerprint:
-            raise UserError("reward_functions_file", f"{path.name} has not been allowed to run as it is now.")
-
-
-def _check_servers(named: dict[str, Any]) -> None:
-    if servers := AllowedServers().missing(named):
-        setting = "reward_functions" if "reward_functions" in named else "mcp_servers"
+def _check_allowed(settings: Mapping[str, Any]) -> None:
+    """Raise UserError for code, as it is now, or a server of these raw settings that was not allowed."""
+    if code := AllowedCode().missing(settings):
+        sentence = f"{code[0].code.path.name} has not been allowed to run as it is now."
+        raise UserError("reward_functions_file", sentence)
+    if servers := AllowedServers().missing(settings):
+        setting = "reward_functions" if "reward_functions" in settings else "mcp_servers"
         raise UserError(setting, f"The {quote(next(iter(servers)), 60)} has not been allowed.")
 
 
@@ -108,30 +104,23 @@ def tools(call: QuestionCall, **request: Any) -> dict[str, Any]:
 
 
 def sample(call: QuestionCall, **request: Any) -> list[dict[str, Any]]:
-    """{"settings", "how", "count", "numbers", "group_size", "seed", "trusted"} → lines; reports {"phase", "done",
-    "of"}."""
+    """{"settings", "how", "count", "numbers", "group_size", "seed"} → lines; reports {"phase", "done", "of"}. The
+    environments of its tools stay for scoring."""
     from backend.trainer.trial_sampling import Pick
 
     raw = {key: value for key, value in request["settings"].items() if key not in _NOT_FOR_SAMPLING}
     config = parse({**raw, "reward_functions": list(DEFAULT_REWARDS)})
     pick = Pick(request.get("how", "random"), int(request.get("count", 8)), tuple(request.get("numbers") or ()))
     size, seed = int(request["group_size"]), int(request["seed"])
-    with _run_tools(config, request, call) as host:
+    tools = nullcontext()
+    if uses_tools(config):
+        scoring = _scoring_settings(request)
+        named = {key: getattr(config, key) for key in keys_used_by("tools")}
+        _check_allowed(named | {"reward_network": scoring.reward_network})
+        tools = _bench.tools(config, scoring, call.check)
+    with tools as host:
         groups = _trial_sampler().sample(config, pick, size, seed, call.report, call.check, host)
     return [{**bench.line_of(group), "row": group.problem.index + 1} for group in groups]
-
-
-@contextmanager
-def _run_tools(config: Config, request: dict[str, Any], call: QuestionCall) -> Iterator[ToolHost | None]:
-    """The tools of a run for sampling, whose environments stay for scoring. Raises UserError."""
-    if not uses_tools(config):
-        yield None
-        return
-    named = {key: getattr(config, key) for key in keys_used_by("tools")}
-    _check_allowed(code_files(named), request)
-    _check_servers(named)
-    with _bench.tools(config, _scoring_settings(request), call.check) as host:
-        yield host
 
 
 @cache
@@ -182,7 +171,8 @@ def reward_cases(call: QuestionCall, **request: Any) -> dict[str, Any]:
     cases = bench.read_cases(file)
     if request.get("do") == "keep":
         case = bench.new_case(request["group"], request["completion"], request["expected"], request.get("calls") or {})
-        cases = [other for other in cases if not bench.is_same(other, case)] + [case]
+        about = ("prompt", "answer", "completion")
+        cases = [other for other in cases if any(other.get(key) != case.get(key) for key in about)] + [case]
         bench.write_cases(file, cases)
     elif request.get("do") == "drop":
         del cases[int(request["place"])]

@@ -333,7 +333,7 @@ def test_reward_code_runs_only_with_consent(page: ChatPage, made: Path, tmp_path
     service = load(page)
     asked = send(page)
     asked.report(reply("base", "text"))
-    assert list(service.last("score").arguments["trusted"]) == [str(file)]
+    assert service.last("score").arguments["settings"]["reward_functions_file"] == str(file)
     scores = {"rewards": {"long": 0.4, "r1_int_reward_func": 0.0}, "reward": 0.4}
     service.last("score").answer({"scored": [[scores]], "functions": []})
     view = page.transcript.answers[-1]["base"]

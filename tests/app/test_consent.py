@@ -68,9 +68,9 @@ def test_consent_is_asked_once(reward_file: Path, tmp_path: Path) -> None:
     assert consent.obtain(settings) and Consent(tmp_path / "trusted.json").obtain(settings), "remembered"
     assert len(dialog.requests) == 1
     reward_file.write_text(CODE + "\n")
-    assert consent.code.fingerprints(settings) != {str(reward_file): read_code(reward_file).fingerprint}
+    assert consent.is_missing(settings)
     assert consent.obtain(settings) and [request.changed for request in dialog.requests] == [False, True]
-    assert consent.code.fingerprints(settings) == {str(reward_file): read_code(reward_file).fingerprint}
+    assert not consent.is_missing(settings)
     for ours in ({"reward_functions": ["r1_int"]}, read(demo_config("calculator"))):
         assert consent.obtain(ours) and len(dialog.requests) == 2, "what ships needs no consent"
 

@@ -18,6 +18,7 @@ from app.pages.rewards.reward_file import CodeEditor
 from app.pages.rewards.rewards_page import RewardsPage
 from app.pages.train.reward_panel import LABEL, SCORES, SOURCE, USE, RewardPanel
 from app.state import reward_bench
+from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.processes import Service
 from app.state.session import Session
@@ -43,11 +44,19 @@ def service(qapp):
     client.close()
 
 
+@pytest.fixture(scope="module")
+def prefs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Preferences of the service, which outlives a test."""
+    return tmp_path_factory.mktemp("prefs")
+
+
 @pytest.fixture
-def page(qtbot, session: Session, service: Service, monkeypatch, helper) -> RewardsPage:
+def page(qtbot, session: Session, service: Service, prefs: Path, monkeypatch, helper) -> RewardsPage:
+    monkeypatch.setenv("GRPO_STUDIO_PREFS", str(prefs))
     monkeypatch.setattr(reward_bench, "SETTLE_MS", 20)
     session.service = service
     session.draft.update({"model": "m", "data": "d"})
+    session.consent = Consent(prefs / "trusted.json")
     session.consent.ask = lambda requests: True
     return qtbot.show(RewardsPage(session), 1080, 700)
 

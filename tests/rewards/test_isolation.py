@@ -186,7 +186,7 @@ def test_a_wait_for_a_function_can_be_given_up(scorer) -> None:
 
     with pytest.raises(GivenUp):
         mine.score([make_group("a", "b")], 0, [1.0], 60.0, STATE, give_up)
-    assert mine.host.pid is None
+    assert mine.host._child is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
 from backend.config.config import Config, read
-from backend.rewards.allowed_code import read_code
+from backend.rewards.allowed_code import allow_named
 from backend.rewards.bench import (
     RewardBench,
     cases_file,
@@ -148,11 +148,11 @@ def test_a_file_that_cannot_be_loaded(bench: RewardBench, tmp_path: Path, text: 
 
 def test_a_changed_file_is_read_by_a_fresh_process(bench: RewardBench, mine: Path) -> None:
     assert scores(bench, ["length"], mine)["length"].given == [1.0, 3.0]
-    first = bench.worker.pid
-    assert scores(bench, ["length"], mine) and bench.worker.pid == first, "kept warm while nothing changes"
+    first = bench.worker._child
+    assert scores(bench, ["length"], mine) and bench.worker._child is first, "kept warm while nothing changes"
     mine.write_text(HEAD + LENGTH.replace("len(c)", "-len(c)"))
     assert scores(bench, ["length"], mine)["length"].given == [-1.0, -3.0]
-    assert bench.worker.pid != first
+    assert bench.worker._child is not first
 
 
 def test_what_a_function_prints_comes_back_and_never_reaches_the_protocol(bench: RewardBench, mine: Path) -> None:
@@ -174,7 +174,7 @@ def test_cancelling_kills_the_process_at_once(bench: RewardBench, tmp_path: Path
 
     with pytest.raises(Cancelled):
         bench.score(Config(reward_functions=["hangs"], reward_functions_file=str(file)), [group("a")], poll)
-    assert bench.worker.pid is None and time.monotonic() < until + 2
+    assert bench.worker._child is None and time.monotonic() < until + 2
 
 
 def test_rewards_and_advantages_equal_those_of_a_training_step(bench: RewardBench, mine: Path) -> None:
@@ -205,7 +205,7 @@ def test_cases_pass_until_the_function_changes(bench: RewardBench, mine: Path) -
     case = new_case(line("bbb"), "bbb", {"length": 3.0})
     write_cases(mine, [case])
     assert cases_file(mine).name == "mine.cases.jsonl" and read_cases(mine) == [case]
-    assert rerun(bench, mine, read_cases(mine), 20.0)[0].passed
+    assert not rerun(bench, mine, read_cases(mine), 20.0)[0].failures
     mine.write_text(HEAD + LENGTH.replace("len(c)", "len(c) / 2"))
     assert rerun(bench, mine, read_cases(mine), 20.0)[0].failures == ["length gave 1.5; 3 is expected."]
     mine.write_text(HEAD + LENGTH.replace("length", "size"))
@@ -214,23 +214,22 @@ def test_cases_pass_until_the_function_changes(bench: RewardBench, mine: Path) -
     assert not cases_file(mine).exists()
 
 
-def asked_score(file: Path, **about: Any) -> dict[str, Any]:
-    settings = {"reward_functions": ["length"], "reward_functions_file": str(file), "reward_timeout": 20.0}
-    return {"settings": settings, "groups": [line("a", "bbb")], **about}
-
-
-def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_code_runs_only_if_the_user_allowed_its_content(
+    mine: Path, apart: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     mine.write_text(HEAD + "print('it ran')\n" + LENGTH)
-    trusted = {str(mine): read_code(mine).fingerprint}
-    for consent in ({}, {"trusted": {str(mine): "0"}}):
-        with pytest.raises(UserError, match=r"mine\.py has not been allowed to run as it is now"):
-            handlers.score(QuestionCall(), **asked_score(mine, **consent))
-    mine.write_text(mine.read_text() + "# changed\n")
-    with pytest.raises(UserError, match="has not been allowed"):
-        handlers.score(QuestionCall(), **asked_score(mine, trusted=trusted))
+    settings = {"reward_functions": ["length"], "reward_functions_file": str(mine), "reward_timeout": 20.0}
+    asked: dict[str, Any] = {"settings": settings, "groups": [line("a", "bbb")]}
+    with pytest.raises(UserError, match=r"mine\.py has not been allowed to run as it is now"):
+        handlers.score(QuestionCall(), **asked)
+    allow_named(settings)
+    for changed in (settings | {"reward_network": True}, settings):
+        with pytest.raises(UserError, match="has not been allowed"):
+            handlers.score(QuestionCall(), **asked | {"settings": changed})
+        mine.write_text(mine.read_text() + "# changed\n")
     assert "it ran" not in capfd.readouterr().err
-    trusted = {str(mine): read_code(mine).fingerprint}
-    assert handlers.score(QuestionCall(), **asked_score(mine, trusted=trusted))["scored"][0][1]["reward"] == 3.0
+    allow_named(settings)
+    assert handlers.score(QuestionCall(), **asked)["scored"][0][1]["reward"] == 3.0
     handlers._bench.close()  # waits for what it has printed
     assert "it ran" in capfd.readouterr().err
 
@@ -310,7 +309,7 @@ def test_rewards_cases_exits_with_2_while_a_case_fails(mine: Path) -> None:
 
 
 @pytest.mark.proof
-def test_a_sample_calls_tools_and_an_environment_scores_it(tmp_path: Path) -> None:
+def test_a_sample_calls_tools_and_an_environment_scores_it(tmp_path: Path, apart: Path) -> None:
     (tmp_path / "game.py").write_text(GAME)
     resources = project_root() / "resources"
     settings = read(resources / "presets" / "calculator.yaml") | {"tools_file": "", "tools": []}
@@ -318,7 +317,7 @@ def test_a_sample_calls_tools_and_an_environment_scores_it(tmp_path: Path) -> No
     request = {"settings": settings, "how": "first", "count": 4, "group_size": 4, "seed": 3}
     with pytest.raises(UserError, match=r"game\.py has not been allowed"):
         handlers.sample(QuestionCall(), **request)
-    request["trusted"] = {str(tmp_path / "game.py"): read_code(tmp_path / "game.py").fingerprint}
+    allow_named(settings)
     lines = handlers.sample(QuestionCall(), **request)
     scored = handlers.score(QuestionCall(), **request, groups=lines)
     assert [each["name"] for each in scored["functions"]] == ["r1_accuracy_reward_func", "Game"]

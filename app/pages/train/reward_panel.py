@@ -341,7 +341,7 @@ class RewardPanel(QWidget):
         visible = {*catalogue.DEFAULT_REWARDS, *self._visible_names, *names}
         rows = [entry for entry in entries if entry.name in visible or entry.source != BUILT_IN]
         self._visible_names = {entry.name for entry in rows}  # a row that is unticked stays in the table
-        self.model.means = dict(self._bench.means_of_form)
+        self.model.means = self._bench.means
         self.model.show_rewards(rows, names, self._draft.value("reward_weights"))
         place = next((i for i, row in enumerate(self.model.rows) if row.entry.name == self._current), None)
         if place is not None and self.table.currentIndex().row() != place:

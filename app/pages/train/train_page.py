@@ -413,5 +413,4 @@ class ToolsPart(QObject):
             on_refused=on_refused,
             owner=self._field,
             settings=settings,
-            trusted=self._session.consent.code.fingerprints(settings),
         )
