@@ -108,11 +108,14 @@ class Engine:
                     self._begin(job)
                 except Exception as error:  # such as no memory for the merged weights
                     _fail([job], error)
-            for key, lane in list(self._lanes.items()):
-                if not _survives(lane):
-                    del self._lanes[key], lane
-                    release_cached_buffers()
+            self._advance_lanes()
             self._singles = [single for single in self._singles if _survives(single)]
+
+    def _advance_lanes(self) -> None:
+        for key, lane in list(self._lanes.items()):
+            if not _survives(lane):
+                del self._lanes[key], lane
+                release_cached_buffers()
 
     def _begin(self, job: Job) -> None:
         model = job.model
@@ -120,7 +123,7 @@ class Engine:
             sequence = self._sequences.pop(model.name, None) or CachedSequence(
                 model.policy.model, model.policy.split_model
             )
-            self._singles.append(Single(job, sequence, self._sequences))
+            self._singles.append(Single(job, sequence, self._sequences, self._advance_lanes))
             return
         key = model.name, job.sampling
         if key not in self._lanes:
@@ -328,8 +331,11 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
 class Single:
     """One answer that is decoded by itself."""
 
-    def __init__(self, job: Job, sequence: CachedSequence, idle: dict[str, CachedSequence]) -> None:
-        self._job, self._sequence, self._idle = job, sequence, idle
+    def __init__(
+        self, job: Job, sequence: CachedSequence, idle: dict[str, CachedSequence], meanwhile: Callable[[], None]
+    ) -> None:
+        """`meanwhile` is called between pieces of the prompt."""
+        self._job, self._sequence, self._idle, self._meanwhile = job, sequence, idle, meanwhile
         self._tokens: Generator[SampledToken] | None = None
         self._count = 0
 
@@ -342,7 +348,9 @@ class Single:
         stop: Stop | None = None
         if self._tokens is None:
             held = job.model.sampler.grammars.state(job.sampling.grammar)
-            self._tokens = self._sequence.generate(job.prompt, job.sampling, job.uniforms(), held=held, top=job.top)
+            self._tokens = self._sequence.generate(
+                job.prompt, job.sampling, job.uniforms(), self._meanwhile, held, top=job.top
+            )
         while len(new) < CHUNK and stop is None and not job.is_cancelled:
             new.append(next(self._tokens))
             self._count += 1

@@ -21,6 +21,7 @@ from backend.endpoint.openai_api import AnswerText
 from backend.endpoint.recording import Recorder
 from backend.endpoint.server import Endpoint
 from backend.runs.completion_rows import Stop
+from backend.sampling import cached_sequence
 from backend.sampling.cached_sequence import CachedSequence, SampledToken
 from backend.sampling.chat import find_source
 from backend.sampling.sampler import Sampling
@@ -125,13 +126,20 @@ def test_answers_wait_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert max(together) == 3 and set(ends) <= {"eos", "length"}
 
 
-def test_a_long_prompt_is_read_between_the_tokens_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("top", [0, 3], ids=["batched", "by itself"])
+def test_a_long_prompt_is_read_between_the_tokens_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top: int
+) -> None:
     """Three prompts, of which one is cancelled while it is read; the answers are those of each alone."""
     model = model_of(tiny_model(tmp_path / "model", layers=1, own={"max_position_embeddings": 4096}))
     monkeypatch.setattr(engine_module, "PIECE", 32)
+    monkeypatch.setattr(cached_sequence, "PREFILL_CHUNK", 32)
     engine, heard, ids = Engine(8), list[str](), np.random.default_rng(0).integers(4, 300, 1000).tolist()
     jobs = {"short": Job(model, ids[:5], Sampling(), 300, 1, print)}
-    jobs |= {"long": Job(model, ids, Sampling(), 4, 2, print), "left": Job(model, ids[::-1], Sampling(), 4, 3, print)}
+    jobs |= {
+        "long": Job(model, ids, Sampling(), 4, 2, print, top=top),
+        "left": Job(model, ids[::-1], Sampling(), 4, 3, print),
+    }
     tokens, ended = {name: list[int]() for name in jobs}, list[str]()
 
     def tell(name: str, new: Sequence[SampledToken], end: Any) -> None:
