@@ -28,7 +28,7 @@ from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE, SplitModel
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
 from backend.models.adapters import SIXTEEN_BIT_TYPES, attach_adapters, lora_parameters, masters_of, without_adapters
-from backend.models.loading import check_runs, load_model, open_model, read_weights
+from backend.models.loading import check_runs, open_model, read_weights
 from backend.models.model_folder import PATH, check_adapter, check_adapter_config, header_of
 from backend.models.tokenizers import reason_of, run_tokenizer, with_end_tokens
 from backend.runs.saved_weights import SETTING, AdapterSource, adapter_settings, find_adapter
@@ -325,13 +325,10 @@ def _load_reference(
     if not path:
         return frozen(copy_sharing_arrays(model))
     if path not in loaded:
-        if (adapters := _reference_adapters(config)) is not None:
-            reference = _with_adapters(copy_sharing_arrays(model), adapters)
+        if (adapters := _reference_adapters(config)) is None:
+            loaded[path] = load_other(path, "reference_model_path", tokenizer, config)
         else:
-            reference, other_tokenizer, _ = load_model(path, "reference_model_path")
-            cast(reference, config.dtype)
-            check_same_tokens(other_tokenizer, tokenizer, config)
-        loaded[path] = frozen(reference)
+            loaded[path] = frozen(_with_adapters(copy_sharing_arrays(model), adapters))
     return loaded[path]
 
 
@@ -342,15 +339,22 @@ def load_teacher(policy: Policy, config: ModelSettings, shared: Base | None = No
     name, setting = config.teacher_model, "teacher_model"
     loaded, key = {} if shared is None else shared.references, f"{name} {config.teacher_quantization}"
     if key not in loaded:
-        teacher, tokenizer, model_config = open_model(name, setting)
-        check_same_tokens(tokenizer, policy.tokenizer, config, setting)
-        teacher, _ = quantized_as(teacher, model_config, config, "teacher_quantization")
-        cast(teacher, config.dtype)
-        read_weights(teacher, name, setting)
-        check_runs(teacher, name, setting)
-        loaded[key] = frozen(teacher)
+        loaded[key] = load_other(name, setting, policy.tokenizer, config, "teacher_quantization")
     policy.teacher_model = loaded[key]
     policy.teacher = split(policy.teacher_model)
+
+
+def load_other(name: str, setting: str, tokenizer: Any, config: ModelSettings, quantization: str = "") -> nn.Module:
+    """A frozen model over the tokens of `tokenizer`, in the run's type. `quantization`: the setting with its bits.
+    Raises UserError naming `setting`."""
+    model, own, model_config = open_model(name, setting)
+    check_same_tokens(own, tokenizer, config, setting)
+    if quantization:
+        model, _ = quantized_as(model, model_config, config, quantization)
+    cast(model, config.dtype)
+    read_weights(model, name, setting)
+    check_runs(model, name, setting)
+    return frozen(model)
 
 
 def _reference_adapters(config: ModelSettings) -> Path | None:

@@ -29,9 +29,8 @@ from backend.data.rows import Rows, row_name
 from backend.engine.device import on_gpu
 from backend.engine.images import PromptImages
 from backend.engine.shared_weights import copy_sharing_arrays
-from backend.models.loading import fetch
-from backend.models.policy import Policy, cast, frozen, load_model, load_policy
-from backend.models.tokenizers import run_tokenizer
+from backend.models.loading import load_model
+from backend.models.policy import Policy, frozen, load_base, load_policy
 from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.saved_weights import END, WeightChoice, find_choice
 from backend.runs.steering import run_config
@@ -48,7 +47,6 @@ from backend.utils.errors import UserError
 from backend.utils.files import names_folder
 from backend.utils.machine import machine_bytes
 from backend.utils.text import shown_path
-from backend.vision.tokenizer import with_vision
 
 SideName = Literal["base", "tuned"]
 SIDES: tuple[SideName, ...] = get_args(SideName)
@@ -136,11 +134,8 @@ def load_sides(source: ChatSource, wanted: Sequence[SideName] = SIDES, note: Not
 
 
 def _whole_models(source: ChatSource, config: Config, wanted: Sequence[SideName], note: Note) -> Sides:
-    base, tokenizer, _ = load_model(config.model, "model")
-    tokenizer = run_tokenizer(config.tokenizer, tokenizer, base)
-    tokenizer = with_vision(tokenizer, fetch(config.model, "model"), config.image_max_pixels)
-    # A plain model comes as it is, and Config's default leaves its type as it is too.
-    cast(base, config.dtype)
+    whole = load_base(config.model_copy(update={"train_type": "lora", "quantization": "none"}))
+    base = whole.model
     models: dict[SideName, nn.Module] = {"base": base}
     if "tuned" in wanted:
         size, active = sum(array.nbytes for array in _arrays(base).values()), mx.get_active_memory()
@@ -155,7 +150,7 @@ def _whole_models(source: ChatSource, config: Config, wanted: Sequence[SideName]
         del models["base"]
     for model in models.values():
         mx.eval(frozen(model).parameters())
-    return {name: Policy(model, tokenizer, {}, None) for name, model in models.items()}
+    return {name: Policy(model, whole.tokenizer, {}, None) for name, model in models.items()}
 
 
 def _fully_tuned(base: nn.Module, source: ChatSource, *, keep_base: bool) -> nn.Module:

@@ -24,8 +24,7 @@ from backend.engine.chunk_sizes import PREFILL_TOKENS, capacity
 from backend.engine.graph import compiled_by_shape
 from backend.engine.model_probe import split
 from backend.engine.output_layer import SplitModel
-from backend.models.loading import load_model
-from backend.models.policy import cast, check_same_tokens, frozen
+from backend.models.policy import load_other
 from backend.sampling.outputs import CompletionBuffer
 from backend.sampling.row_costs import DRAFTED, RowCosts
 from backend.sampling.sampler import Sampling, sample_tokens
@@ -141,12 +140,10 @@ def speculation_of(config: Config, policy: Any, sampler: Any, note: Callable[[st
 def draft_model(config: Config, policy: Any) -> DraftModel:
     """The configured draft model. Raises UserError."""
     name, setting = config.draft_model_path, "draft_model_path"
-    model, tokenizer, _ = load_model(name, setting)
-    check_same_tokens(tokenizer, policy.tokenizer, config, setting)
+    model = load_other(name, setting, policy.tokenizer, config)
     if any(type(cache) is not KVCache for cache in new_prompt_cache(model)):
         raise UserError(setting, f"The draft model {quote(name, 60)} cannot take back what it has read; use another.")
-    cast(model, config.dtype)
-    return DraftModel(frozen(model), split(model))
+    return DraftModel(model, split(model))
 
 
 class Drafts(Protocol):

@@ -19,7 +19,8 @@ from backend.data.preview import open_dataset
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.engine.model_probe import split
-from backend.models.policy import load_model, load_policy
+from backend.models.loading import load_model
+from backend.models.policy import load_policy
 from backend.sampling import cached_sequence
 from backend.sampling import chat as chat_module
 from backend.sampling.cached_sequence import CachedSequence
