@@ -33,6 +33,7 @@ from backend.export.exports import (
 )
 from backend.export.originals import OriginalFiles, fetch_original, trained_on_original, write_merged
 from backend.export.peft_export import write_peft_adapter
+from backend.export.peft_import import merged_model, read_peft_adapter
 from backend.export.trained_weights import AdapterFiles, TrainedWeights, open_model
 from backend.export.verify import (
     SAMPLES,
@@ -46,7 +47,6 @@ from backend.export.verify import (
     verify_folder,
 )
 from backend.models.architectures import is_text_part
-from backend.models.peft_import import merged_model, read_peft_adapter
 from backend.models.policy import Policy, is_quantised, load_policy
 from backend.models.tokenizers import load_tokenizer, tokenizer_folder
 from backend.runs.completion_rows import parse_group_row
@@ -109,6 +109,7 @@ class ExportedModel:
     verification: Verification
     held_out: HeldOutDifference | None
     notes: tuple[str, ...] = ()
+    original: str | None = None  # the model that the weights are of, where it is not the run's own
 
     def sentences(self) -> list[str]:
         checked, sentences = self.verification, list[str]()
@@ -206,7 +207,8 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
             difference = comparison.compare(requested, built, lambda done: progress(doing, done))
         size = folder_bytes(built)
         place = destination.deliver(built)
-    return ExportedModel(place, target, format_.key, size, verification, difference, notes)
+    of = original.name if original is not None else None
+    return ExportedModel(place, target, format_.key, size, verification, difference, notes, of)
 
 
 def fuse_run(run: RunFolder) -> Path:

@@ -11,9 +11,9 @@ from typing import Any
 import mlx.core as mx
 
 from backend.export.originals import LowRank, OriginalFiles, RowRun, Trace, by_original, merged, trace, trained_rows
+from backend.export.peft_import import ARRAYS, CONFIG, PREFIX, is_tied, tidy
 from backend.export.trained_weights import TrainedWeights
 from backend.export.writer import write_safetensors
-from backend.models.peft_import import ARRAYS, CONFIG, PREFIX, is_tied, tidy
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import split_revision
 

@@ -23,15 +23,12 @@ from backend.export.export_run import Export, export_run
 from backend.export.exports import Progress, format_named, silent
 from backend.export.hub_upload import ByteProgress, HubToken, Uploaded, files_of, upload
 from backend.export.model_card import CURVES, CURVES_FILE, SETTINGS_FILE, Curve, model_card, read_facts
-from backend.export.originals import find_original
 from backend.export.privacy import clean_json_files, refuse_leaks
 from backend.models.hub_client import hub_errors
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import END, find_choice
-from backend.runs.steering import run_config
 from backend.trainer.evaluation import evaluation_rows
 from backend.utils.disk import replace_file
-from backend.utils.hub_cache import local_folder
 
 CARD = "README.md"
 
@@ -86,14 +83,9 @@ def prepare_upload(run: RunFolder, repo_id: str, export: Export, progress: Progr
         pass  # no record, or another program's
     prepared.discard()
     run.uploads.mkdir(exist_ok=True)
-    export_run(run, replace(export, to="hub", name=folder.name), progress)
+    exported = export_run(run, replace(export, to="hub", name=folder.name), progress)
     progress("Writing the card.")
-    format_, original = format_named(export.format), None
-    if format_.names == "original":
-        name = run_config(run).model
-        base = local_folder(name)
-        original = find_original(base, name).name if base else name
-    facts = read_facts(run, repo_id, format_, export.checkpoint, original)
+    facts = read_facts(run, repo_id, format_named(export.format), export.checkpoint, exported.original)
     clean_json_files(folder, facts.base)
     draw_curves(facts.curves, CURVES, folder / CURVES_FILE)
     (folder / SETTINGS_FILE).write_text(facts.settings, encoding="utf-8")

@@ -29,17 +29,21 @@ class AdapterFiles:
     arrays: Path
     config: Path
 
+    @classmethod
+    def within(cls, folder: Path) -> AdapterFiles:
+        """Under mlx-lm's names."""
+        return cls(folder / "adapters.safetensors", folder / "adapter_config.json")
+
     def about(self) -> dict[str, Any]:
         return json.loads(self.config.read_text(encoding="utf-8"))
 
     def copied_to(self, folder: Path) -> AdapterFiles:
-        """Copy under mlx-lm's names into `folder`, creating it."""
         folder.mkdir(parents=True, exist_ok=True)
+        copies = self.within(folder)
         # copyfile drops extended attributes, which some disks turn into ._ files.
-        arrays, config = folder / "adapters.safetensors", folder / "adapter_config.json"
-        shutil.copyfile(self.arrays, arrays)
-        shutil.copyfile(self.config, config)
-        return AdapterFiles(arrays, config)
+        shutil.copyfile(self.arrays, copies.arrays)
+        shutil.copyfile(self.config, copies.config)
+        return copies
 
 
 @dataclass(frozen=True, slots=True)

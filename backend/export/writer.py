@@ -25,7 +25,7 @@ from backend.export.exports import ExportFormat
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.export.verify import in_float32
 from backend.models import policy as policies
-from backend.models.adapters import adapted_layer_count, lora_parameters, whole_modules
+from backend.models.adapters import adapted_layer_count, adapter_about, whole_modules
 from backend.models.architectures import is_text_part
 from backend.models.loading import loading
 from backend.models.model_folder import header_of, object_or_empty
@@ -248,18 +248,8 @@ HostArrays = dict[str, np.ndarray]  # host views of evaluated arrays
 
 
 def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
-    """adapter_config.json for mlx-lm's `load_adapters`."""
-    about: dict[str, Any] = {
-        "fine_tune_type": config.train_type,
-        "model": config.model,
-        "num_layers": adapted_layer_count(policy.model, config.num_layers),
-        "lora_parameters": lora_parameters(config, policy.adapted_keys),
-    }
-    if config.use_rslora:  # for peft's file; mlx-lm reads the scale
-        about["use_rslora"] = True
-    if whole := whole_modules(policy.model, config.modules_to_save):
-        about["modules_to_save"] = list(whole)
-    return about
+    layers, whole = adapted_layer_count(policy.model, config.num_layers), config.modules_to_save
+    return adapter_about(config, config.model, layers, policy.adapted_keys, [*whole_modules(policy.model, whole)])
 
 
 def on_host(arrays: Arrays) -> HostArrays:

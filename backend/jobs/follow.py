@@ -260,8 +260,8 @@ class Follower:
         return True
 
     def _import(self, adapter: Path) -> None:
+        from backend.export.peft_import import import_adapter
         from backend.models.hub import download
-        from backend.models.peft_import import import_adapter
         from backend.serve.questions import QuestionCall
 
         name = self.config.model

@@ -154,6 +154,16 @@ def lora_parameters(config: AdapterSettings, keys: list[str]) -> dict[str, Any]:
     return parameters | ({"keys": keys} if keys else {})
 
 
+def adapter_about(
+    config: AdapterSettings, model: str, num_layers: int, keys: list[str], whole: list[str]
+) -> dict[str, Any]:
+    """adapter_config.json for mlx-lm's `load_adapters`. `whole`: modules that were trained as a whole."""
+    about = {"fine_tune_type": config.train_type, "model": model, "num_layers": num_layers}
+    about |= {"lora_parameters": lora_parameters(config, keys)}
+    about |= {"use_rslora": True} if config.use_rslora else {}  # for peft's file; mlx-lm reads the scale
+    return about | ({"modules_to_save": whole} if whole else {})
+
+
 def whole_modules(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
     """Modules by full name that `names` match. Raises UserError for an unknown name or quantised weights."""
     if not (names := list(names)):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from backend.distributed.hosts_file import parse_hosts
+from backend.export.peft_import import import_adapter as carry
 from backend.models import inventory
-from backend.models.peft_import import import_adapter as carry
 from backend.runs.saved_weights import imported_folder
 from backend.serve.questions import QuestionCall
 from backend.utils.about import is_newer, our_version, release_in

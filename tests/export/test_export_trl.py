@@ -167,6 +167,13 @@ def test_nothing_of_this_machine_is_in_it(config: Config, folder: Path) -> None:
     assert not [path for path in texts if "__pycache__" in path.parts]
 
 
+def run_in(folder: Path, code: str) -> str:
+    command = [sys.executable, "-BSc", f"import sys; sys.path += {sys.path[1:]}; {code}"]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert not run.returncode, run.stderr
+    return run.stdout
+
+
 def test_tools_and_environments_are_carried(tmp_path: Path) -> None:
     """With the column under TRL's name. Servers are not."""
     (tmp_path / "rows.jsonl").write_text('{"prompt": "Play.", "answer": "crane", "game": "word"}\n')
@@ -184,13 +191,7 @@ def test_tools_and_environments_are_carried(tmp_path: Path) -> None:
         "tools = run_tools(dataset.settings()).open({}); row = json.loads(dataset.TRAIN.read_text());"
         "print([*tools.tools], tools.environment_schemas['word'][0]['function']['name'], row['environment'])"
     )
-    run = subprocess.run(
-        [sys.executable, "-BSc", f"import sys; sys.path += {sys.path[1:]}; {opened}"],
-        cwd=exported.path,
-        capture_output=True,
-        text=True,
-    )
-    assert run.stdout.split("\n")[-2] == "['calculate'] guess word", run.stderr
+    assert run_in(exported.path, opened).split("\n")[-2] == "['calculate'] guess word"
 
 
 def test_rows_with_images_are_refused(tmp_path: Path) -> None:
@@ -248,13 +249,8 @@ def test_reward_models_come_first_and_judges_are_left_out(tmp_path: Path) -> Non
     with pytest.raises(UserError, match="TRL has no judge"):
         export_trl(parse({"model": "owner/model", "data": "owner/rows", "reward_functions": [judge]}), "no", tmp_path)
     assert (exported.path / "reward_models/bert/model.safetensors").is_file()
-    run = subprocess.run(
-        [sys.executable, "-BSc", f"import sys; sys.path += {sys.path[1:]}; import rewards; print(rewards.FUNCTIONS)"],
-        cwd=exported.path,
-        capture_output=True,
-        text=True,
-    )
-    assert run.stdout.startswith("['owner/rm', 'reward_models/bert', <function r1_int"), run.stderr
+    printed = run_in(exported.path, "import rewards; print(rewards.FUNCTIONS)")
+    assert printed.startswith("['owner/rm', 'reward_models/bert', <function r1_int")
 
 
 def test_the_bundled_app_has_the_sources_that_are_carried(config: Config) -> None:

@@ -21,9 +21,9 @@ import pytest
 import yaml
 
 from backend.config.config import parse
+from backend.export.peft_import import import_adapter
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.export.trl_folder import export_trl
-from backend.models.peft_import import import_adapter
 from backend.utils.places import resources
 from tests.support.random_models import tiny_tokenizer
 from tests.support.random_runs import PROMPT, furthest
@@ -103,7 +103,7 @@ def test_the_adapter_comes_home(torch: Torch, base: Path, trained: Path, tmp_pat
     expected = torch.logits(base, trained / "output")
     assert furthest(expected, torch.logits(base)) > 0.01, "two steps have changed it"
     imported = import_adapter(trained / "output", str(base), tmp_path / "home")
-    files = AdapterFiles(imported.path / "adapters.safetensors", imported.path / "adapter_config.json")
+    files = AdapterFiles.within(imported.path)
     logits: Any = TrainedWeights(base, str(base), base, files).open()(PROMPT)
     assert furthest(logits[0], expected) < 1e-4
 

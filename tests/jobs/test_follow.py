@@ -123,7 +123,7 @@ def test_a_job_is_a_run(hub: HubStandIn, config: Path, tmp_path: Path, trained: 
     assert rows[2] is not None and rows[2]["completions"][0]["rewards"] == {"low-half": 1.0, "length_target": 0.3}
     assert rows[2]["completions"][0]["reward"] == pytest.approx(1.15)
 
-    files = AdapterFiles(run.adapters / "adapters.safetensors", run.adapters / "adapter_config.json")
+    files = AdapterFiles.within(run.adapters)
     model = Path(yaml.safe_load(config.read_text())["model"])
     ours: Any = TrainedWeights(model, str(model), model, files).open()(PROMPT)
     assert furthest(ours[0], logits) < 1e-4

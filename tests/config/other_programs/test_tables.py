@@ -22,9 +22,9 @@ from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
 from backend.config.other_programs.translation import PROGRAMS, TranslatedKey, is_ours, read_words
 from backend.config.other_programs.trl import NO_REMOTE_CODE, TRL
 from backend.config.updates import final_rate
+from backend.export.peft_import import OTHER_KINDS as NOT_CARRIED
+from backend.export.peft_import import read_settings
 from backend.models.architectures import adapter_scale
-from backend.models.peft_import import OTHER_KINDS as NOT_CARRIED
-from backend.models.peft_import import read_settings
 from backend.utils.errors import UserError
 from tests.support import other_programs_page as page
 from tests.support.cases import cases

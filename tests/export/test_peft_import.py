@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from backend.__main__ import app
 from backend.export.export_run import Export, export_run
 from backend.export.originals import LowRank, RowRun
+from backend.export.peft_import import Origin, PeftAdapter, carried_adapter, import_adapter, read_settings
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
-from backend.models.peft_import import Origin, PeftAdapter, carried_adapter, import_adapter, read_settings
 from backend.runs.run_folder import RunFolder
 from backend.serve.hub_questions import import_adapter as import_question
 from backend.serve.questions import Cancelled, QuestionCall
@@ -280,9 +280,7 @@ def test_the_verb_imports_a_folder_and_a_run_starts_from_it(tmp_path: Path, base
     raw = small_run.settings_for(tmp_path, **small_run.low_half(tmp_path), model=str(base))
     adapter_of = {"adapter": str(imported), "num_layers": 1, "lora_keys": ["self_attn.q_proj", "mlp.up_proj"]}
     assert not check(raw | adapter_of | {"rank": 4, "scale": 2.0})
-    model = TrainedWeights(
-        base, "", base, AdapterFiles(imported / "adapters.safetensors", imported / "adapter_config.json")
-    )
+    model = TrainedWeights(base, "", base, AdapterFiles.within(imported))
     logits: Any = model.open()(PROMPT)
     untrained: Any = TrainedWeights(base, "", base).open()(PROMPT)
     assert furthest(logits, untrained) > 0.01

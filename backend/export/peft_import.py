@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import mlx.core as mx
@@ -26,7 +27,7 @@ from backend.export.originals import Fetch, LowRank, OriginalFiles, RowRun, Trac
 from backend.export.trained_weights import AdapterFiles, TrainedWeights, open_model
 from backend.export.verify import SAMPLES, TOLERANCE, Verification, compare, make_reference
 from backend.export.writer import save_arrays
-from backend.models.adapters import adaptable_layers, array_names, whole_modules
+from backend.models.adapters import adaptable_layers, adapter_about, array_names, whole_modules
 from backend.models.architectures import is_named
 from backend.models.model_folder import LARGEST_RANK, PATH, header_of, read_object
 from backend.models.tokenizers import load_tokenizer
@@ -329,7 +330,7 @@ def import_adapter(
     carried = carried_adapter(adapter, origin, model)
     about = _adapter_config(name, carried, adapter.settings, model)
     with whole_folder(to) as draft:
-        files, verification = AdapterFiles(draft / "adapters.safetensors", draft / "adapter_config.json"), None
+        files, verification = AdapterFiles.within(draft), None
         save_arrays(files.arrays, carried.arrays())
         files.config.write_text(json.dumps(about, indent=2), encoding="utf-8")
         progress("Loading it back and comparing.")
@@ -509,23 +510,13 @@ def _whole_arrays(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> dic
 
 
 def _adapter_config(name: str, carried: CarriedAdapter, settings: PeftSettings, model: nn.Module) -> dict[str, Any]:
-    count, keys = _layers_and_keys(model, set(carried.layers))
-    parameters = {"rank": carried.rank, "scale": carried.scale, "dropout": settings.dropout}
-    about: dict[str, Any] = {
-        "fine_tune_type": "dora" if settings.uses_dora else "lora",
-        "model": name,
-        "num_layers": count,
-        "lora_parameters": parameters | ({"keys": keys} if keys else {}),
-    }
-    if settings.uses_rslora:
-        about["use_rslora"] = True
-    if carried.whole:
-        modules = whole_modules(model, list(dict.fromkeys(array.rpartition(".")[0] for array in carried.whole)))
-        if lost := sorted(array_names(model, modules) - carried.whole.keys()):
-            missing = f"{quote(lost[0], 90)} is missing, and the rest of its module was trained as a whole."
-            raise UserError(SETTING, missing)
-        about["modules_to_save"] = list(modules)
-    return about
+    modules = whole_modules(model, list(dict.fromkeys(array.rpartition(".")[0] for array in carried.whole)))
+    if lost := sorted(array_names(model, modules) - carried.whole.keys()):
+        missing = f"{quote(lost[0], 90)} is missing, and the rest of its module was trained as a whole."
+        raise UserError(SETTING, missing)
+    trained: Any = SimpleNamespace(rank=carried.rank, scale=carried.scale, lora_alpha=None, dropout=settings.dropout)
+    trained.train_type, trained.use_rslora = "dora" if settings.uses_dora else "lora", settings.uses_rslora
+    return adapter_about(trained, name, *_layers_and_keys(model, set(carried.layers)), [*modules])
 
 
 def _layers_and_keys(model: nn.Module, adapted: set[str]) -> tuple[int, list[str]]:
