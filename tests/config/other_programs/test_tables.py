@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from backend.__main__ import app
 from backend.config.config import SETTINGS, Config, load, parse, problems, read
 from backend.config.other_programs.files import import_file
 from backend.config.other_programs.into_trl import BY_FILES, INSTEAD, TrlSettings, into_trl
@@ -29,6 +27,7 @@ from backend.utils.errors import UserError
 from tests.support import other_programs_page as page
 from tests.support.cases import cases
 from tests.support.random_settings import NEEDED, random_config
+from tests.support.verbs import call, refused, run_ok
 
 BY_HOSTS = "--hosts FILE says which machines train, and whether they share the prompts or the model"
 
@@ -214,8 +213,6 @@ def test_what_trl_lacks_is_listed(raw: dict[str, Any], word: str, value: Any, se
     assert (setting or next(iter(raw))) in left_out(**raw)
 
 
-VERBS = app()
-
 TRL_FILE = """\
 model_name_or_path: owner/model
 dataset_name: owner/rows
@@ -229,15 +226,10 @@ use_vllm: true
 """
 
 
-def call(*words: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(VERBS, list(words))
-    return result.exit_code, result.stdout, result.stderr
-
-
 def test_a_file_for_trl_becomes_one_of_ours_with_trls_defaults(tmp_path: Path) -> None:
     (tmp_path / "trl.yaml").write_text(TRL_FILE)
-    code, said, missing = call("import", str(tmp_path / "trl.yaml"), "--output", str(tmp_path / "ours.yaml"))
-    assert (code, missing) == (0, "") and "is a file for TRL; written to" in said
+    imported = run_ok("import", tmp_path / "trl.yaml", "--output", tmp_path / "ours.yaml")
+    assert imported.stderr == "" and "is a file for TRL; written to" in imported.stdout
     config, text = load(tmp_path / "ours.yaml"), (tmp_path / "ours.yaml").read_text()
     assert (config.batch_size, config.gradient_accumulation_steps, config.group_size) == (1, 4, 8)
     assert (config.learning_rate, config.lr_schedule, config.lr_final, config.iters) == (1e-6, "linear", 0.0, 200)
@@ -298,23 +290,23 @@ def test_paths_are_found_beside_the_file(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_imported_is_a_sentence_and_writes_nothing(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "theirs.yaml").write_text(text)
-    code, said, faults = call("import", str(tmp_path / "theirs.yaml"), "-o", str(tmp_path / "ours.yaml"))
-    assert (code, said) == (2, "") and says in faults
+    assert says in refused("import", tmp_path / "theirs.yaml", "-o", tmp_path / "ours.yaml")
     assert not (tmp_path / "ours.yaml").exists()
 
 
 def test_what_a_script_names_and_its_arguments_do_not_is_still_to_be_given(tmp_path: Path) -> None:
     (tmp_path / "args.yaml").write_text("num_generations: 8\n")
-    code, _, missing = call("import", str(tmp_path / "args.yaml"))
-    assert code == 0 and missing.splitlines()[0] == "Still to be given before it can be trained:"
-    assert [line.split(":")[0] for line in missing.splitlines()[1:]] == ["model", "data", "reward_functions"]
+    title, *missing = run_ok("import", tmp_path / "args.yaml").stderr.splitlines()
+    assert title == "Still to be given before it can be trained:"
+    assert [line.split(":")[0] for line in missing] == ["model", "data", "reward_functions"]
 
 
 def test_check_says_on_stderr_what_was_made_of_each_word_and_keeps_stdout_to_its_list(tmp_path: Path) -> None:
     (tmp_path / "trl.yaml").write_text(TRL_FILE + "save_strategy: hour\n")
-    code, said, told = call("check", str(tmp_path / "trl.yaml"), "--json")
-    assert code == 2
-    assert [fault["setting"] for fault in json.loads(said)] == ["save_strategy"]
+    checked = call("check", tmp_path / "trl.yaml", "--json")
+    assert checked.exit_code == 2
+    assert [fault["setting"] for fault in json.loads(checked.stdout)] == ["save_strategy"]
+    told = checked.stderr
     assert told.startswith("This is a file for TRL.") and "max_steps: read as iters: 200." in told
     assert "use_vllm: without effect here: completions are sampled" in told
 
