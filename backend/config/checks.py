@@ -63,293 +63,228 @@ _NOT_DIVIDED = {
 
 
 class Rule(NamedTuple):
-    """`problem` returns something true where there is one. In the sentence `{found}` is the text that it returns, and
-    other names are values of settings."""
+    """A problem of a setting. In its sentence `{found}` is the text that the condition returns, and other names are
+    values of settings."""
 
     setting: str
     sentence: str
-    problem: Callable[[CheckedValues], Any]
+    condition: Callable[[CheckedValues], Any] = lambda c: False
+
+    def when(self, condition: Callable[[CheckedValues], Any]) -> Rule:
+        return self._replace(condition=condition)
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("model", "Choose a base model: a folder, or an id on Hugging Face.", lambda c: not c.model.strip()),
-    Rule(
-        "data",
-        "Choose a dataset: a file, a folder, or an id on Hugging Face.",
-        lambda c: not c.data.strip() and not c.environment,
+    Rule("model", "Choose a base model: a folder, or an id on Hugging Face.").when(lambda c: not c.model.strip()),
+    Rule("data", "Choose a dataset: a file, a folder, or an id on Hugging Face.").when(
+        lambda c: not c.data.strip() and not c.environment
     ),
     Rule(
-        "data",
-        "Several environments need a dataset whose column {environment_column} names each row's environment.",
-        lambda c: not c.data.strip() and isinstance(c.environment, dict) and c.environment,
+        "data", "Several environments need a dataset whose column {environment_column} names each row's environment."
+    ).when(lambda c: not c.data.strip() and isinstance(c.environment, dict) and c.environment),
+    Rule("epochs", "Without a dataset there are no epochs; set Epochs to 0 and give Iterations.").when(
+        lambda c: not c.data.strip() and c.environment and c.epochs
     ),
-    Rule(
-        "epochs",
-        "Without a dataset there are no epochs; set Epochs to 0 and give Iterations.",
-        lambda c: not c.data.strip() and c.environment and c.epochs,
-    ),
-    Rule(
-        "teacher_model",
-        "Distillation needs a teacher: a folder, or an id on Hugging Face.",
-        lambda c: c.train_mode == "distill" and not c.teacher_model.strip(),
+    Rule("teacher_model", "Distillation needs a teacher: a folder, or an id on Hugging Face.").when(
+        lambda c: c.train_mode == "distill" and not c.teacher_model.strip()
     ),
     Rule(
         "distillation_weight",
         "Distillation weight 0 leaves the teacher out; choose the mode GRPO, or a weight above 0.",
-        lambda c: c.train_mode == "distill" and c.distillation_weight == 0,
-    ),
+    ).when(lambda c: c.train_mode == "distill" and c.distillation_weight == 0),
     Rule(
         "reward_functions",
         "Below Distillation weight 1 the rest of the loss learns from rewards: choose a reward function, "
         "or clear the weight.",
-        lambda c: c.train_mode == "distill" and c.learns_from_rewards and not (c.reward_functions or c.environment),
+    ).when(lambda c: c.train_mode == "distill" and c.learns_from_rewards and not (c.reward_functions or c.environment)),
+    Rule("group_size", "GRPO compares the completions of a prompt with each other; set Group to at least 2.").when(
+        lambda c: c.group_size < 2 and c.learns_from_rewards
     ),
-    Rule(
-        "group_size",
-        "GRPO compares the completions of a prompt with each other; set Group to at least 2.",
-        lambda c: c.group_size < 2 and c.learns_from_rewards,
+    Rule("tools", "No tools file is given that has {found}.").when(
+        lambda c: not c.tools_file and quote(", ".join(c.tools), 40)
     ),
-    Rule(
-        "tools",
-        "No tools file is given that has {found}.",
-        lambda c: not c.tools_file and quote(", ".join(c.tools), 40),
-    ),
-    Rule(
-        "tools_file",
-        "The model cannot call tools while {found} holds its output; clear one of the two.",
+    Rule("tools_file", "The model cannot call tools while {found} holds its output; clear one of the two.").when(
         lambda c: (
             (c.output_regex or c.output_schema)
             and (c.tools_file or c.environment or c.mcp_servers)
             and ("Output regex" if c.output_regex else "Output schema")
-        ),
+        )
     ),
-    Rule(
-        "batch_size",
-        f"A step would have {{found}} completions; at most {MOST_COMPLETIONS:,} can be sampled.",
-        lambda c: _above(c.batch_size * c.gradient_accumulation_steps * c.steps_per_generation * c.group_size),
+    Rule("batch_size", f"A step would have {{found}} completions; at most {MOST_COMPLETIONS:,} can be sampled.").when(
+        lambda c: _above(c.batch_size * c.gradient_accumulation_steps * c.steps_per_generation * c.group_size)
     ),
-    Rule(
-        "num_layers",
-        "Layers is 0, so nothing would be trained; give a number of layers, or −1 for all.",
-        lambda c: c.num_layers == 0 and c.train_type != "full",
+    Rule("num_layers", "Layers is 0, so nothing would be trained; give a number of layers, or −1 for all.").when(
+        lambda c: c.num_layers == 0 and c.train_type != "full"
     ),
     Rule(
         "max_completion_length",
         "Completion ({max_completion_length} tokens) leaves no room for a prompt within Max Seq ({found}).",
+    ).when(
         lambda c: (
             (not c.imitates or c.reward_functions)  # which score what is sampled
             and c.max_completion_length >= c.max_seq_length
             and f"{c.max_seq_length} tokens"
-        ),
+        )
     ),
-    Rule(
-        "reward_functions",
-        "{found} is listed twice; list each reward function once.",
-        lambda c: quote(", ".join(sorted({x for x in c.reward_functions if c.reward_functions.count(x) > 1}))),
+    Rule("reward_functions", "{found} is listed twice; list each reward function once.").when(
+        lambda c: quote(", ".join(sorted({x for x in c.reward_functions if c.reward_functions.count(x) > 1})))
     ),
-    Rule(
-        "reward_weights",
-        "{found}; give one weight for each, or none.",
+    Rule("reward_weights", "{found}; give one weight for each, or none.").when(
         lambda c: (
             len(c.reward_weights) not in (0, len(c.reward_functions))
             and f"There are {len(c.reward_weights)} reward weights for {len(c.reward_functions)} reward functions "
             f"({quote(', '.join(c.reward_functions))})"
-        ),
+        )
+    ),
+    Rule("reward_weights", "Every reward weight is 0, so no completion could be better than another.").when(
+        lambda c: 0 < len(c.reward_weights) == len(c.reward_functions) and not any(c.reward_weights)
+    ),
+    Rule("reward_weights", f"A reward weight must be a number within ±{LARGEST_WEIGHT:,}, not {{found}}.").when(
+        lambda c: _first(f"{weight:g}" for weight in c.reward_weights if not abs(weight) <= LARGEST_WEIGHT)
     ),
     Rule(
-        "reward_weights",
-        "Every reward weight is 0, so no completion could be better than another.",
-        lambda c: 0 < len(c.reward_weights) == len(c.reward_functions) and not any(c.reward_weights),
+        "eval_batch_size", f"A batch would have {{found}} completions; at most {MOST_COMPLETIONS:,} can be sampled."
+    ).when(lambda c: _above((c.eval_batch_size or 0) * (c.num_generations_eval or c.group_size))),
+    Rule("stop", "A stop string may not be empty: every completion contains it and would end at once.").when(
+        lambda c: "" in c.stop
     ),
-    Rule(
-        "reward_weights",
-        f"A reward weight must be a number within ±{LARGEST_WEIGHT:,}, not {{found}}.",
-        lambda c: _first(f"{weight:g}" for weight in c.reward_weights if not abs(weight) <= LARGEST_WEIGHT),
-    ),
-    Rule(
-        "eval_batch_size",
-        f"A batch would have {{found}} completions; at most {MOST_COMPLETIONS:,} can be sampled.",
-        lambda c: _above((c.eval_batch_size or 0) * (c.num_generations_eval or c.group_size)),
-    ),
-    Rule(
-        "stop",
-        "A stop string may not be empty: every completion contains it and would end at once.",
-        lambda c: "" in c.stop,
-    ),
-    Rule(
-        "chat_template_kwargs",
-        "{found} is not an option to choose: the trainer sets it itself.",
-        lambda c: quote(next((key for key in c.chat_template_kwargs if key in RESERVED_TEMPLATE_OPTIONS), ""), 40),
+    Rule("chat_template_kwargs", "{found} is not an option to choose: the trainer sets it itself.").when(
+        lambda c: quote(next((key for key in c.chat_template_kwargs if key in RESERVED_TEMPLATE_OPTIONS), ""), 40)
     ),
     Rule(
         "adapter",
         "Full fine-tuning has no adapter to start from; fuse it into a model, and choose that as the Base model.",
-        lambda c: c.adapter and c.train_type == "full",
-    ),
+    ).when(lambda c: c.adapter and c.train_type == "full"),
     Rule(
-        "quantization",
-        "Full fine-tuning has no gradient for quantised weights; choose LoRA, or no quantization.",
-        lambda c: c.train_type == "full" and c.quantization != "none",
+        "quantization", "Full fine-tuning has no gradient for quantised weights; choose LoRA, or no quantization."
+    ).when(lambda c: c.train_type == "full" and c.quantization != "none"),
+    Rule("dtype", "Full fine-tuning needs the range of float32 or bfloat16; choose one of them, or LoRA.").when(
+        lambda c: c.train_type == "full" and c.dtype == "float16"
     ),
-    Rule(
-        "dtype",
-        "Full fine-tuning needs the range of float32 or bfloat16; choose one of them, or LoRA.",
-        lambda c: c.train_type == "full" and c.dtype == "float16",
-    ),
-    Rule(
-        "use_rslora",
-        "rsLoRA divides LoRA alpha by the root of the rank; give LoRA alpha, or turn it off.",
-        lambda c: c.use_rslora and c.lora_alpha is None and c.train_type != "full",
+    Rule("use_rslora", "rsLoRA divides LoRA alpha by the root of the rank; give LoRA alpha, or turn it off.").when(
+        lambda c: c.use_rslora and c.lora_alpha is None and c.train_type != "full"
     ),
     Rule(
         "quantization",
         "DoRA cannot be trained on 6-bit weights with this version of mlx-lm; choose 4 or 8 bits, or LoRA.",
-        lambda c: c.train_type == "dora" and c.quantization == "6",
+    ).when(lambda c: c.train_type == "dora" and c.quantization == "6"),
+    Rule("lm_studio_name", "LM Studio loads complete models only; turn Fuse on, or clear the export name.").when(
+        lambda c: c.lm_studio_name.strip() and c.train_type != "full" and not c.fuse
     ),
-    Rule(
-        "lm_studio_name",
-        "LM Studio loads complete models only; turn Fuse on, or clear the export name.",
-        lambda c: c.lm_studio_name.strip() and c.train_type != "full" and not c.fuse,
-    ),
-    Rule(
-        "lr_final",
-        "The final rate ({lr_final:g}) is above the learning rate ({learning_rate:g}).",
+    Rule("lr_final", "The final rate ({lr_final:g}) is above the learning rate ({learning_rate:g}).").when(
         lambda c: (
             c.lr_schedule not in ("constant", "constant_with_warmup", "inverse_sqrt", OWN)
             and c.lr_final not in (None, DEFAULT_FINAL)  # the default gives way to a share of the learning rate
             and c.lr_final > c.learning_rate
-        ),
+        )
+    ),
+    Rule("lr_final", "A rate that falls by factors never reaches 0; give one above 0, or leave it empty.").when(
+        lambda c: c.lr_final == 0 and c.lr_schedule in ("exponential", "step")
     ),
     Rule(
-        "lr_final",
-        "A rate that falls by factors never reaches 0; give one above 0, or leave it empty.",
-        lambda c: c.lr_final == 0 and c.lr_schedule in ("exponential", "step"),
-    ),
+        "optimizer_bits", "The state of a program's optimizer has the precision that its own code gives it; set 32."
+    ).when(lambda c: c.optimizer_bits == "8" and c.optimizer == OWN),
     Rule(
-        "optimizer_bits",
-        "The state of a program's optimizer has the precision that its own code gives it; set 32.",
-        lambda c: c.optimizer_bits == "8" and c.optimizer == OWN,
-    ),
-    Rule(
-        "optimizer_bits",
-        f"The state of {{optimizer}} is not built in 8 bits; that of {', '.join(EIGHT_BIT)} is.",
-        lambda c: c.optimizer_bits == "8" and c.optimizer not in (OWN, *EIGHT_BIT),
-    ),
+        "optimizer_bits", f"The state of {{optimizer}} is not built in 8 bits; that of {', '.join(EIGHT_BIT)} is."
+    ).when(lambda c: c.optimizer_bits == "8" and c.optimizer not in (OWN, *EIGHT_BIT)),
     Rule(
         "warmup_steps",
         "A warm-up of {warmup_steps} steps leaves none of the {iters} Iterations; lower it, or raise Iterations.",
-        lambda c: not c.imitates and not (c.epochs or c.stages) and c.warmup_steps >= c.iters,
-    ),
+    ).when(lambda c: not c.imitates and not (c.epochs or c.stages) and c.warmup_steps >= c.iters),
     Rule(
         "reward_functions",
         "The best of the model's own completions and the warm-up's goal go by rewards; choose a reward function.",
+    ).when(
         lambda c: (
             not (c.reward_functions or c.environment)
             and (c.imitates or c.warmup_steps)
             and (c.sft_targets == "best_of_n" or (not c.imitates and c.warmup_pass_rate))
-        ),
+        )
     ),
-    Rule(
-        "warmup_steps",
-        "A supervised warm-up runs on one machine; warm up there, and start from its adapter.",
-        lambda c: not c.imitates and c.warmup_steps and c.hosts.strip(),
+    Rule("warmup_steps", "A supervised warm-up runs on one machine; warm up there, and start from its adapter.").when(
+        lambda c: not c.imitates and c.warmup_steps and c.hosts.strip()
     ),
-    Rule("optimizer", _ONE_PROCESS, lambda c: c.hosts.strip() and c.optimizer == OWN),
-    Rule("lr_schedule", _ONE_PROCESS, lambda c: c.hosts.strip() and c.lr_schedule == OWN != c.optimizer),
+    Rule("optimizer", _ONE_PROCESS).when(lambda c: c.hosts.strip() and c.optimizer == OWN),
+    Rule("lr_schedule", _ONE_PROCESS).when(lambda c: c.hosts.strip() and c.lr_schedule == OWN != c.optimizer),
     Rule(
-        "stages",
-        "A stage has {found}, and the learning rate is the program's schedule, which sees only the update.",
+        "stages", "A stage has {found}, and the learning rate is the program's schedule, which sees only the update."
+    ).when(
         lambda c: (
             c.lr_schedule == OWN and min({*OF_THE_RATE} & {key for stage in c.stages for key in stage}, default="")
-        ),
+        )
     ),
     Rule(
-        "sync_ref_model",
-        "Reference follows is on, but Beta (KL weight) is 0, so there is no reference to move.",
-        lambda c: c.sync_ref_model and not c.needs_reference,
-    ),
-    Rule(
-        "sync_ref_model",
-        "A reference model of its own cannot follow the policy; clear one of the two.",
-        lambda c: c.sync_ref_model and c.reference_model_path,
+        "sync_ref_model", "Reference follows is on, but Beta (KL weight) is 0, so there is no reference to move."
+    ).when(lambda c: c.sync_ref_model and not c.needs_reference),
+    Rule("sync_ref_model", "A reference model of its own cannot follow the policy; clear one of the two.").when(
+        lambda c: c.sync_ref_model and c.reference_model_path
     ),
     Rule(
         "sampling_correction",
         "Sampling correction is for the ratio against the policy that sampled, but Ratio against is the "
         "reference model; change one of the two.",
-        lambda c: c.sampling_correction not in ("none", "auto") and c.ratio_against == "reference",
-    ),
+    ).when(lambda c: c.sampling_correction not in ("none", "auto") and c.ratio_against == "reference"),
     Rule(
         "sampling_correction_min",
         "The smallest correction ({sampling_correction_min:g}) is above the largest correction "
         "({sampling_correction_max:g}).",
+    ).when(
         lambda c: (
             c.sampling_correction != "none"
             and None not in (c.sampling_correction_min, c.sampling_correction_max)
             and c.sampling_correction_min > c.sampling_correction_max
-        ),
+        )
     ),
     Rule(
         "repetition_penalty",
         "A repetition penalty would punish the teacher of self-distillation for the solution that it "
         "reads; set it to 1, or Distillation weight to 0.",
-        lambda c: c.repetition_penalty != 1 and c.self_distillation_weight,
-    ),
-    Rule(
-        "reward_weights_final",
-        "There are {found} reward functions; give one weight for each.",
+    ).when(lambda c: c.repetition_penalty != 1 and c.self_distillation_weight),
+    Rule("reward_weights_final", "There are {found} reward functions; give one weight for each.").when(
         lambda c: (
             c.reward_weight_schedule == "linear"
             and len(c.reward_weights_final) != len(c.reward_functions)
             and f"{len(c.reward_weights_final)} final weights for {len(c.reward_functions)}"
-        ),
+        )
     ),
-    Rule(
-        "advantage_baseline",
-        "Normalise, then sum has a baseline of its own; set Baseline to Group mean.",
-        lambda c: c.multi_objective_aggregation == "normalize_then_sum" and c.advantage_baseline != "group",
+    Rule("advantage_baseline", "Normalise, then sum has a baseline of its own; set Baseline to Group mean.").when(
+        lambda c: c.multi_objective_aggregation == "normalize_then_sum" and c.advantage_baseline != "group"
     ),
-    Rule(
-        "reward_weight_schedule",
-        "Stages have weights of their own; set Weight schedule to Constant.",
-        lambda c: c.stages and c.reward_weight_schedule != "constant",
+    Rule("reward_weight_schedule", "Stages have weights of their own; set Weight schedule to Constant.").when(
+        lambda c: c.stages and c.reward_weight_schedule != "constant"
     ),
-    Rule(
-        "parallelism",
-        "mlx passes no gradient between machines that hold different layers; choose Tensors.",
-        lambda c: c.hosts and c.parallelism == "pipeline",
+    Rule("parallelism", "mlx passes no gradient between machines that hold different layers; choose Tensors.").when(
+        lambda c: c.hosts and c.parallelism == "pipeline"
     ),
-    Rule(
-        "train_type",
-        "A model divided among machines is trained with LoRA, not with {train_type}.",
-        lambda c: c.is_divided and c.train_type != "lora",
+    Rule("train_type", "A model divided among machines is trained with LoRA, not with {train_type}.").when(
+        lambda c: c.is_divided and c.train_type != "lora"
     ),
     *(
-        Rule(key, sentence, lambda c, key=key: c.is_divided and getattr(c, key))
+        Rule(key, sentence).when(lambda c, key=key: c.is_divided and getattr(c, key))
         for key, sentence in _NOT_DIVIDED.items()
     ),
-    Rule("stop_when", "{found}", lambda c: _first(condition_fault(text, *_known_metrics(c)) for text in c.stop_when)),
-    Rule("best_metric", "{found}", lambda c: c.best_metric and metric_fault(c.best_metric, *_known_metrics(c))),
-    Rule(
-        "best_metric",
-        "{found} is a metric of evaluations, and this run has none: Eval is 0.",
-        lambda c: c.best_metric.startswith(EVALUATION) and not c.steps_per_eval and quote(c.best_metric, 60),
+    Rule("stop_when", "{found}").when(
+        lambda c: _first(condition_fault(text, *_known_metrics(c)) for text in c.stop_when)
     ),
-    Rule("save_every", "Save must be at least 1 step, or −1: once per epoch.", lambda c: not c.save_every),
-    Rule("prompt_template", "{found}", lambda c: template_fault(c.prompt_template)),
-    Rule("answer_pattern", "{found}", lambda c: pattern_fault(c.answer_pattern)),
-    Rule(
-        "map_function",
-        "{found} should map the rows, but no reward functions file is given.",
-        lambda c: not c.reward_functions_file and quote(c.map_function, 40),
+    Rule("best_metric", "{found}").when(lambda c: c.best_metric and metric_fault(c.best_metric, *_known_metrics(c))),
+    Rule("best_metric", "{found} is a metric of evaluations, and this run has none: Eval is 0.").when(
+        lambda c: c.best_metric.startswith(EVALUATION) and not c.steps_per_eval and quote(c.best_metric, 60)
     ),
-    Rule("eval_data", "{found}", lambda c: _first(starmap(evaluation_set_fault, evaluation_sets(c.eval_data).items()))),
-    Rule("mcp_servers", "{found}", lambda c: _first(starmap(server_fault, c.mcp_servers.items()))),
-    Rule("environment", "{found}", lambda c: openenv_fault(c.environment)),
-    Rule("report_to", "{found}", lambda c: report_to_fault(c.report_to)),
-    Rule("tracker_project", "{found}", lambda c: project_fault(c.tracker_project)),
-    Rule("lm_studio_name", "The LM Studio export name {found}.", lambda c: _unsafe(c.lm_studio_name)),
-    Rule("run_name", "The run folder name {found}.", lambda c: _unsafe(c.run_name)),
+    Rule("save_every", "Save must be at least 1 step, or −1: once per epoch.").when(lambda c: not c.save_every),
+    Rule("prompt_template", "{found}").when(lambda c: template_fault(c.prompt_template)),
+    Rule("answer_pattern", "{found}").when(lambda c: pattern_fault(c.answer_pattern)),
+    Rule("map_function", "{found} should map the rows, but no reward functions file is given.").when(
+        lambda c: not c.reward_functions_file and quote(c.map_function, 40)
+    ),
+    Rule("eval_data", "{found}").when(
+        lambda c: _first(starmap(evaluation_set_fault, evaluation_sets(c.eval_data).items()))
+    ),
+    Rule("mcp_servers", "{found}").when(lambda c: _first(starmap(server_fault, c.mcp_servers.items()))),
+    Rule("environment", "{found}").when(lambda c: openenv_fault(c.environment)),
+    Rule("report_to", "{found}").when(lambda c: report_to_fault(c.report_to)),
+    Rule("tracker_project", "{found}").when(lambda c: project_fault(c.tracker_project)),
+    Rule("lm_studio_name", "The LM Studio export name {found}.").when(lambda c: _unsafe(c.lm_studio_name)),
+    Rule("run_name", "The run folder name {found}.").when(lambda c: _unsafe(c.run_name)),
 )
 
 
@@ -373,9 +308,9 @@ def cross_setting_faults(values: Mapping[str, Any]) -> list[ConfigProblem]:
     """The problems of every check whose settings are all in `values` (valid values by key)."""
     faults: list[ConfigProblem] = []
     settings = CheckedValues(**values)
-    for setting, sentence, problem in RULES:
+    for setting, sentence, condition in RULES:
         with suppress(_InvalidSettingError):
-            if found := problem(settings):
+            if found := condition(settings):
                 faults.append(ConfigProblem(setting, sentence.format_map({**values, "found": found})))
     with suppress(_InvalidSettingError):
         faults += held_output_faults(settings.output_regex, settings.output_schema, settings.ratio_against)
