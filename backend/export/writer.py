@@ -218,12 +218,13 @@ def write_safetensors(
         stream.write(len(text).to_bytes(8, "little") + text)
         for name in list(arrays):
             size, array = arrays[name].nbytes, arrays.pop(name)
-            if isinstance(array, np.ndarray):
+            if isinstance(array, np.ndarray):  # without mlx, which may hang (`snapshot`)
                 stream.write(np.ascontiguousarray(array).data)
-            elif array.size:
-                stream.write(memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8)))  # pyright: ignore
-            del array
-            mx.clear_cache()  # a GPU's allocator keeps freed buffers for the next array of the same size
+            else:
+                if array.size:
+                    stream.write(memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8)))  # pyright: ignore
+                del array
+                mx.clear_cache()  # a GPU's allocator keeps freed buffers for the next array of the same size
             written(size)
 
 
