@@ -40,7 +40,8 @@ def rank(
 
     Started by train --hosts, or by hand: mlx.launch --hostfile FILE -- PYTHON -m backend rank --run RUN
     """
-    ranks.end_with_launcher()
+    if os.environ.get(ranks.WATCH_VARIABLE):
+        ranks.end_with_stdin()
     code = rank_session(run, stream, progress)
     # Exit without joining threads: one may wait for ever in an MLX sum.
     with suppress(Exception):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
@@ -95,7 +95,7 @@ class FlatCollectives(Collectives):
         began = time.perf_counter()
         total = self.all_sum(mx.concatenate([x.astype(mx.float32).reshape(-1) for x in arrays]))
         self.summed_s += time.perf_counter() - began
-        parts = _split(total, [x.size for x in arrays])
+        parts = mx.split(total, [*accumulate(x.size for x in arrays)][:-1])
         return [part.reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
 
     def broadcast(self, arrays: Sequence[mx.array]) -> list[mx.array]:
@@ -105,7 +105,7 @@ class FlatCollectives(Collectives):
         words = mx.pad(own, (0, -own.size % 4)).view(mx.uint32)
         sent = self.all_sum(words if self.rank == 0 else mx.zeros_like(words)).view(mx.uint8)
         self.summed_s += time.perf_counter() - began
-        parts = _split(sent[: own.size], [x.nbytes for x in arrays])
+        parts = mx.split(sent[: own.size], [*accumulate(x.nbytes for x in arrays)][:-1])
         return [part.view(x.dtype).reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
 
     def gather(self, value: Any) -> list[Any]:
@@ -131,10 +131,6 @@ class FlatCollectives(Collectives):
     def _gather_equal(self, own: bytes) -> list[bytes]:
         gathered = np.array(self.all_gather(mx.array(np.frombuffer(own, np.uint8)))).tobytes()
         return [gathered[i : i + len(own)] for i in range(0, len(gathered), len(own))]
-
-
-def _split(flat: mx.array, sizes: Sequence[int]) -> list[mx.array]:
-    return [flat[start:end] for start, end in pairwise([0, *accumulate(sizes)])]
 
 
 class MlxCollectives(FlatCollectives):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ from backend.config.config import Config
 from backend.distributed import collectives, scheduling
 from backend.distributed.channel import LeaderChannel
 from backend.distributed.messages import SampledRound, SamplingOrder, check_sendable, reward_code
-from backend.distributed.ranks import about_ranks
 from backend.distributed.worker import GIVE_UP, GO, HERE, decisions
 from backend.models.policy import Base, Policy
 from backend.models.sharded_policy import load_sharded_policy
@@ -45,7 +44,6 @@ from backend.trainer.run_context import (
 )
 from backend.trainer.run_inputs import RunInputs
 from backend.training.algorithms import build_learner
-from backend.training.collectives import total
 from backend.training.learner import Learner
 from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
@@ -79,9 +77,7 @@ class SharedSampling:
         self._workers, self._paces = context.leader.workers, context.leader.paces
         epoch, scoring = context.prompt_stream.epoch, context.scoring.state()
         self._order = SamplingOrder(step, epoch, seed, position, group_size, scoring)
-        size = len(self._workers.machines)
-        self._scheduler = scheduling.PromptScheduler(len(problems), group_size, self._paces, size)
-        self._idle = set(range(1, size))
+        self._scheduler = scheduling.PromptScheduler(len(problems), group_size, self._paces)
         self._given: dict[int, tuple[int, float]] = {}  # rank → (completions of its round, when given)
         self.rounds: list[SampledRound] = []
         self.took_s = 0.0
@@ -131,13 +127,11 @@ class SharedSampling:
             wait_s = 0.0
             machine = self._workers.machines[message.rank]
             self._context.notes.extend(f"{machine}: {note}" for note in message.body["notes"])
-            self._idle.add(message.rank)
             del self._given[message.rank]
             done: SampledRound = message.body["done"]
-            problems = self._problems[done.start :]
-            if opened := message.body["problems"]:  # environments may have added to the prompts
-                problems = [replace(each, row=own.row) for own, each in zip(problems, opened, strict=False)]
-            done.groups = [Group(*each) for each in zip(problems, message.body["completions"], strict=False)]
+            for own, group in zip(self._problems[done.start :], done.groups, strict=False):
+                # With tools it came back, since environments may have added to the prompt.
+                group.problem = replace(group.problem, row=own.row) if group.problem.tokens else own
             self._take(done)
             self._give()
         config = self._context.config
@@ -154,9 +148,8 @@ class SharedSampling:
         self._scheduler.is_free(done.rank, self._clock())
 
     def _give(self) -> None:
-        for rank in sorted(self._idle):
+        for rank in sorted({*range(1, len(self._workers.machines))} - self._given.keys()):
             if places := self._scheduler.take(rank, self._clock()):
-                self._idle.remove(rank)
                 problems = self._problems[places.start : places.stop]
                 for problem in problems:
                     check_sendable(problem.row)
@@ -251,7 +244,8 @@ class LeaderContext(RunContext):
         self.together("change", change, config=config, keys=[*keys], step=step)
 
     def of_ranks(self) -> dict[str, Any]:
-        return about_ranks(self.leader.workers.machines, self.leader.backend)
+        machines = [*map(asdict, self.leader.workers.machines)]
+        return {"ranks": len(machines), "machines": machines, "distributed_backend": self.leader.backend}
 
     def learn_together(
         self, groups: list[Group], config: Config, poll: Callable[[], None]
@@ -403,7 +397,7 @@ class ShardedEngine(Engine):
 
     def load(self, config: Config, note: Callable[[str], None], base: Base | None = None) -> Policy:
         assert base is None, "a sweep's runs share a model that is whole"
-        load = partial(load_sharded_policy, config, self.ranks.group, note, partial(total, self.ranks))
+        load = partial(load_sharded_policy, config, self.ranks.group, self.ranks.sum, note)
         return self.together("load", load, config=config)
 
     def build(

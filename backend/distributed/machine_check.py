@@ -21,7 +21,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -46,6 +45,7 @@ from backend.distributed.hosts_file import (
     first_host_problem,
     read_hosts,
 )
+from backend.distributed.ranks import end_with_stdin
 from backend.trainer.memory.estimate import format_bytes
 from backend.utils.child_process import CHILD_VERB, ChildEnded, ChildProcess, ChildTimeout, claim_stdout, json_line
 from backend.utils.command import is_bundled
@@ -338,12 +338,7 @@ def main(_arguments: Sequence[str] = ()) -> int:
     """On a machine that is checked: answer one request."""
     out = claim_stdout()
     request = json.loads(sys.stdin.buffer.readline())
-
-    def end_with_stdin() -> None:
-        sys.stdin.buffer.read()
-        os._exit(0)  # the main thread may be in a call that never returns
-
-    threading.Thread(target=end_with_stdin, daemon=True).start()
+    end_with_stdin()  # the main thread may be in a call that never returns
     try:
         if request["ask"] == "facts":
             answer = asdict(facts(request["model"], request["reward_file"]))

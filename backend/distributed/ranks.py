@@ -87,11 +87,6 @@ class RankInfo:
         return f"{quote(self.machine, 40)} (rank {self.rank})"
 
 
-def about_ranks(machines: list[RankInfo], backend: str) -> dict[str, Any]:
-    """For the event log's `started`."""
-    return {"ranks": len(machines), "machines": [*map(asdict, machines)], "distributed_backend": backend}
-
-
 class LostRankError(UserError):
     """A rank's process has ended, its machine is silent, or its cable is out. `why` follows its name."""
 
@@ -174,18 +169,17 @@ def own_addresses() -> list[str]:
     return sorted(found, key=lambda address: (address == "::1" or address.startswith("127."), address))
 
 
-def end_with_launcher() -> None:
-    """End this process with its stdin, if a launcher holds that open."""
+def end_with_stdin() -> None:
+    """End this process, whatever its threads do, when its stdin does."""
 
     def watch() -> None:
         with suppress(OSError):
             while os.read(0, 4096):
                 pass
-            os.write(2, b"the launcher is gone; this process ends.\n")
+            os.write(2, b"the program that started this process is gone; it ends.\n")
         os._exit(LEADER_LOST)
 
-    if os.environ.get(WATCH_VARIABLE):
-        threading.Thread(target=watch, daemon=True, name="launcher watch").start()
+    threading.Thread(target=watch, daemon=True, name="stdin watch").start()
 
 
 def leave_stops_to_leader(patience_s: float = STOP_PATIENCE_S) -> None:

@@ -43,6 +43,7 @@ class Pace:
 
 class RankPaces:
     def __init__(self, size: int) -> None:
+        self.size = size
         self._rounds = [deque[tuple[int, float]](maxlen=ROUNDS) for _ in range(size)]
 
     def observe(self, rank: int, completions: int, seconds: float) -> None:
@@ -68,7 +69,7 @@ class RankPaces:
 
     def speeds(self) -> list[float]:
         """Completions a second of each rank, the fixed time left out."""
-        return [1 / self[rank].each_s for rank in range(len(self._rounds))]
+        return [1 / self[rank].each_s for rank in range(self.size)]
 
 
 def _fitted(rounds: Sequence[tuple[int, float]]) -> Pace:
@@ -85,10 +86,10 @@ def _fitted(rounds: Sequence[tuple[int, float]]) -> Pace:
 class PromptScheduler:
     """The prompts of one step. `take` is called for every free rank, again for one that got nothing."""
 
-    def __init__(self, prompts: int, completions_each: int, paces: RankPaces, size: int) -> None:
-        self.prompts, self._each, self._paces, self._size = prompts, completions_each, paces, size
-        self.left = prompts
-        self._free_at = [0.0] * size  # when each rank should be done
+    def __init__(self, prompts: int, completions_each: int, paces: RankPaces) -> None:
+        self.prompts = self.left = prompts
+        self._each, self._paces = completions_each, paces
+        self._free_at = [0.0] * paces.size  # when each rank should be done
 
     def take(self, rank: int, now: float) -> range:
         """The next prompts for a free rank; may be empty."""
@@ -111,7 +112,7 @@ class PromptScheduler:
         count = round(even)
         if not count:  # a single one may be better off here all the same, if nobody would end it earlier
             ends = [at + self._seconds(other, 1) for other, at in enumerate(free_at)]
-            return int(min(range(self._size), key=lambda other: (ends[other], other)) == rank)
+            return int(min(range(self._paces.size), key=lambda other: (ends[other], other)) == rank)
         share = FIRST_SHARE if self._paces.are_known else UNKNOWN_SHARE
         later, pace = (1 - share) * even, self._paces[rank]
         # Another round would last longer by more than it would even out: it pays the fixed time again, and its longest
@@ -121,7 +122,7 @@ class PromptScheduler:
         return min(max(1, int(share * even)), self.left)
 
     def _even_part(self, rank: int, free_at: Sequence[float]) -> float:
-        paces = [self._paces[other] for other in range(self._size)]
+        paces = [self._paces[other] for other in range(self._paces.size)]
 
         def done_by(end: float, other: int) -> float:
             pace = paces[other]
@@ -132,7 +133,7 @@ class PromptScheduler:
         high = max(at + self._seconds(other, self.left) for other, at in enumerate(free_at))
         for _ in range(50):
             end = (low + high) / 2
-            done = sum(done_by(end, other) for other in range(self._size))
+            done = sum(done_by(end, other) for other in range(self._paces.size))
             low, high = (end, high) if done < self.left else (low, end)
         return done_by(high, rank)
 

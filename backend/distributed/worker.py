@@ -6,7 +6,6 @@ import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from backend.trainer.machine import KeepAwake, StepSize
 from backend.trainer.memory.plan import refuse_too_large
 from backend.trainer.run_context import StepContext, step_parts
 from backend.training.algorithms import build_learner
-from backend.training.collectives import total
 from backend.training.learner import Learner
 from backend.training.not_finite import NotFiniteError
 from backend.types import Group, Problem
@@ -140,12 +138,12 @@ class SharingWorker(Worker):
         score_round(self.parts, order, done)
         notes = [*self._notes, *self.parts.rollout.new_notes()]
         self._notes.clear()
-        completions = [group.completions for group in done.groups]
-        for completion in chain(*completions):
-            check_sendable(completion.logged)
-        opened = [replace(group.problem, row={}) for group in done.groups] if self.parts.rollout.tools else []
-        sampled = {"completions": completions, "problems": opened, "notes": notes}
-        self._leader.send("sampled", done=replace(done, groups=[]), **sampled)
+        has_tools, as_sent = self.parts.rollout.tools is not None, Problem(0, "", [], [], "")
+        for group in done.groups:
+            group.images, group.problem = None, replace(group.problem, row={}) if has_tools else as_sent
+            for completion in group.completions:
+                check_sendable(completion.logged)
+        self._leader.send("sampled", done=done, notes=notes)
 
     def rest(self) -> None:
         self.parts.rest()
@@ -175,7 +173,7 @@ class ShardedWorker(Worker):
 
     def load(self, config: Config) -> None:
         self.config = config
-        self.policy = load_sharded_policy(config, self._ranks.group, add_up=partial(total, self._ranks))
+        self.policy = load_sharded_policy(config, self._ranks.group, self._ranks.sum)
 
     def build(self, steps: int, of_learner: dict[str, Any], of_rollout: dict[str, Any]) -> None:
         config, policy = self.config, self.policy

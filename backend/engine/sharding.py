@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -34,7 +34,7 @@ COLUMNS, ROWS = "all-to-sharded", "sharded-to-all"  # mlx's names: a rank has so
 LATENT = "kv_a_proj_with_mqa"  # multi-head latent attention (arXiv:2405.04434): every rank computes its output
 
 Segments = int | tuple[int | float, ...]  # mlx's `segments`: a number of equal ones, or edges as indices or shares
-Sum = Callable[[mx.array], mx.array]  # adds up a float32 vector over all ranks
+Sum = Callable[[Sequence[mx.array]], list[mx.array]]  # adds up float32 arrays over all ranks
 
 
 class CannotShardError(Exception):
@@ -237,10 +237,7 @@ class Adapters:
                 placed.append(kind.placed(x, self.rank, self.size))
             else:
                 placed.append(x if kind is Whole.SUMMED or self.rank == 0 else mx.zeros_like(x))
-        flat_N = add_up(mx.concatenate([x.reshape(-1) for x in placed]))
-        edges = [0, *itertools.accumulate(x.size for x in placed)]
-        arrays = [flat_N[a:b].reshape(x.shape) for a, b, x in zip(edges, edges[1:], placed, strict=False)]
-        return tree_unflatten(list(zip(names, arrays, strict=True)))
+        return tree_unflatten(list(zip(names, add_up(placed), strict=True)))
 
 
 def install_adapters(

@@ -44,9 +44,9 @@ class ShardedPolicy(Policy):
         adapted_keys: list[str],
         adapters: Adapters,
         group: mx.distributed.Group,
-        add_up: Sum | None = None,
+        add_up: Sum,
     ) -> None:
-        self.adapters, self.group, self._add_up = adapters, group, add_up or self._sum_over_group
+        self.adapters, self.group, self._add_up = adapters, group, add_up
         super().__init__(model, tokenizer, model_config, reference, masters=whole, adapted_keys=adapted_keys)
 
     def images_of(self, problems: Iterable[Problem]) -> list[PromptImages | None]:
@@ -71,22 +71,15 @@ class ShardedPolicy(Policy):
         bits = mx.distributed.all_sum(bits * int(self.group.rank() == 0), group=self.group)
         return [bits[i].view(array.dtype) for i, array in enumerate(arrays)]
 
-    def _sum_over_group(self, vector: mx.array) -> mx.array:
-        # Evaluated before it is sent, so that no GPU waits for a rank that is still computing (mlx#4475).
-        mx.eval(vector)
-        total = mx.distributed.all_sum(vector, group=self.group, stream=mx.cpu)
-        mx.eval(total)
-        return total
-
 
 def load_sharded_policy(
     config: ModelSettings,
     group: mx.distributed.Group,
+    add_up: Sum,
     note: Callable[[str], None] = lambda sentence: None,
-    add_up: Sum | None = None,
 ) -> ShardedPolicy:
-    """This rank's part of `load_policy`; all ranks of `group` call it together, after a barrier. `add_up`: sum of
-    gradients over ranks, if not plain. Raises UserError on every rank if the model cannot be sharded."""
+    """This rank's part of `load_policy`; all ranks of `group` call it together, after a barrier. `add_up`: of
+    gradients. Raises UserError on every rank if the model cannot be sharded."""
     device.use(config.device)
     if sentence := cpu.check_compiler():
         note(sentence)

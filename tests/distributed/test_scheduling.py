@@ -36,7 +36,7 @@ Rounds = tuple[list[list[int]], float]
 def simulated(seconds: Callable[[int, int], float], size: int, paces: RankPaces, prompts: int) -> Rounds:
     """`seconds(rank, completions)` is what a round of groups of 8 takes."""
     group = 8
-    hand_out, now, idle = PromptScheduler(prompts, group, paces, size), 0.0, set(range(size))
+    hand_out, now, idle = PromptScheduler(prompts, group, paces), 0.0, set(range(size))
     rounds: list[list[int]] = [[] for _ in range(size)]
     busy, ends = 0.0, list[tuple[float, int, int]]()
     handed = []

@@ -148,7 +148,7 @@ def _train(folder: Path, ranks: MlxCollectives) -> None:
 def main(folder: Path) -> None:
     ranks = init_collectives("ring")
     for name, raw in json.loads((folder / "cases.json").read_text()).items():
-        is_step, policy = name.endswith("step"), load_sharded_policy(parse(raw), ranks.group)
+        is_step, policy = name.endswith("step"), load_sharded_policy(parse(raw), ranks.group, ranks.sum)
         found = trial(policy, raw, steps=is_step)
         if is_step:
             found |= {DISTURBED: disturbed_tokens(policy, ranks.rank)}

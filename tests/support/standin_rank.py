@@ -14,7 +14,7 @@ from backend.distributed.channel import GOODBYE, LeaderChannel, WorkerChannel, o
 from backend.distributed.collectives import FlatCollectives
 from backend.distributed.commands import FILES_VARIABLE
 from backend.distributed.launcher import write_late_ending
-from backend.distributed.ranks import RESTART_RANKS, LostRankError, Orders, WorkerError, end_with_launcher
+from backend.distributed.ranks import RESTART_RANKS, WATCH_VARIABLE, LostRankError, Orders, WorkerError, end_with_stdin
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils.errors import UserError
@@ -55,7 +55,8 @@ def main() -> NoReturn:
         os._exit(1)
     if wrong == "hang at start":
         time.sleep(600)
-    end_with_launcher()
+    if os.environ.get(WATCH_VARIABLE):
+        end_with_stdin()
     orders = Orders.given()
     if rank == 0:
         orders.report(pid=os.getpid())
