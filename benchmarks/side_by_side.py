@@ -11,7 +11,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Result:
         return {name: statistics.median(run[name] for run in self.runs) for name in self.runs[0]}
 
     def as_dict(self) -> dict[str, Any]:
-        return {"case": self.case.as_dict(), "contender": self.contender, "medians": self.medians, "runs": self.runs}
+        return {"case": asdict(self.case), "contender": self.contender, "medians": self.medians, "runs": self.runs}
 
     @classmethod
     def of(cls, raw: dict[str, Any]) -> Result:
@@ -57,7 +57,7 @@ class Worker:
             own_session=False,
             environment=os.environ | {"PYTHONPATH": str(project_root()), "HF_HUB_OFFLINE": "1"},
         )
-        self.ready = self._answer({"contender": contender, "case": case.as_dict(), "model": str(model)})["ready"]
+        self.ready = self._answer({"contender": contender, "case": asdict(case), "model": str(model)})["ready"]
 
     def step(self) -> dict[str, float]:
         return self._answer({"do": "step"})

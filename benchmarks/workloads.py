@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 PEERS = (
     *("unsloth-zoo", "unsloth-zoo, no checkpointing", "mlxrl"),
@@ -53,12 +53,6 @@ class Case:
     def image_tokens(self) -> int:
         """Those that stand for the picture's features: one for 32 × 32 pixels."""
         return (self.image // 32) ** 2
-
-    def changed(self, **fields: Any) -> Case:
-        return replace(self, **fields)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +144,7 @@ AXES: dict[str, tuple[str, tuple[int, ...]]] = {
     "prompt length": ("prompt", (16, 64, 256, 512)),
 }
 SWEEPS = {
-    axis: tuple(MIDDLE.changed(name=f"{axis} {size}", **{field: size}) for size in sizes)
+    axis: tuple(replace(MIDDLE, name=f"{axis} {size}", **{field: size}) for size in sizes)
     for axis, (field, sizes) in AXES.items()
 }
 """One size varied at a time around a middling step."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_a_new_measurement_changes_only_its_own_tables():
     measured = {name: {"step_s": 9.0, "token_s": 9.0, "tokens": 1, "peak_train": 80.0} for name in ("ours", *PEERS)}
     measured["ours"] |= {"step_s": 2.0, "token_s": 2.0}
     measured["mlx-vlm"] |= {"step_s": 4.0, "token_s": 4.0}
-    results = [{"case": MATCHES[0].case.as_dict(), "contender": n, "runs": [run]} for n, run in measured.items()]
+    results = [{"case": asdict(MATCHES[0].case), "contender": n, "runs": [run]} for n, run in measured.items()]
     against = {"against": {"about": about, "results": results}}
     name = MATCHES[0].case.name
     assert f"| {name} | mlx-vlm | step | 2 s | 4 s | 0.5 | 0.45 | missed |" in results_file.rendered(text, against)
