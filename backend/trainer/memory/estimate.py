@@ -44,22 +44,22 @@ WHOLE = ("kv_a_proj_with_mqa", "q_a_proj", "gate", "router", "norm")
 class Estimate:
     """The memory of a run's two phases under `plan`, in bytes. `limit`: the setting Memory limit, or `machine`.
     `reductions` names where the plan trades time for memory; `advice` says which settings to change where that is not
-    enough. `dtype`: the setting, with what a CPU computes in for "auto". `speed_note`: what more completions a step
-    would gain on a GPU, what a CPU computes in. `rough`: the architecture's activations are guessed."""
+    enough. `speed_note`: what more completions a step would gain on a GPU, what a CPU computes in."""
 
+    memory: MemoryModel
+    plan: MemoryPlan
     rollout: Phase
     training: Phase
-    plan: MemoryPlan
     machine: int
     limit: int
-    prompt: int
-    completion: int
-    rough: bool
     reductions: tuple[str, ...] = ()
     advice: str = ""
     speed_note: str = ""
-    dtype: str = "auto"
-    row: int = 0  # tokens of the longest row, under supervised fine-tuning
+
+    @property
+    def rough(self) -> bool:
+        """True if the architecture's activations are guessed."""
+        return not self.memory.shape.is_transformer
 
     @property
     def total(self) -> int:
@@ -81,9 +81,9 @@ class Estimate:
     def sentence(self) -> str:
         doing = "learning" if self.largest is self.training else "sampling"
         needs = f"{'Roughly' if self.rough else 'About'} {format_bytes(self.total)} while {doing}"
-        lengths = f"with prompts of {self.prompt} and completions of {self.completion} tokens"
-        if self.row:
-            lengths = f"with rows of {self.row} tokens"
+        lengths = f"with prompts of {self.memory.prompt} and completions of {self.memory.completion} tokens"
+        if self.memory.row:
+            lengths = f"with rows of {self.memory.row} tokens"
         if not self.fits:
             return f"{needs}, {lengths}, and there are {format_bytes(self.limit)}: it does not fit."
         held = f", held down by {', '.join(self.reductions)}" if self.reductions else ""
@@ -99,11 +99,12 @@ class Estimate:
         return ConfigProblem("memory_limit", f"{needs} {self.advice}{anyway}")
 
     def to_dict(self) -> dict[str, Any]:
-        plain = ("total", "machine", "limit", "fits", "sentence", "advice", "speed_note", "prompt", "completion")
+        plain = ("total", "machine", "limit", "fits", "sentence", "advice", "speed_note")
         return {
             "rollout": self.rollout.to_dict(),
             "training": self.training.to_dict(),
             **{name: getattr(self, name) for name in plain},
+            **{name: getattr(self.memory, name) for name in ("prompt", "completion")},
             "plan": asdict(self.plan),
         }
 
@@ -131,12 +132,11 @@ def estimate_run(
     if not gpu:
         dtype, speed_note = _type_on_cpu(configs, shape, machine, dtype)
     entries = list(dict.fromkeys(entry for settings in configs for entry in settings.reward_functions))
-    for settings in configs:
-        settings = settings.model_copy(update={"dtype": dtype or config.dtype})
-        if loaded_models(entries):  # those of all stages stay in memory
-            settings = settings.model_copy(update={"reward_functions": entries})
-        fit = partial(_fit, shape=shape, machine=machine, prompt=prompt, gpu=gpu)
-        fitted = replace(fit(settings), dtype=settings.dtype, speed_note=speed_note)
+    changes: dict[str, Any] = {"dtype": dtype or config.dtype}
+    changes |= {"reward_functions": entries} if loaded_models(entries) else {}  # those of all stages stay in memory
+    fit = partial(_fit, shape=shape, machine=machine, prompt=prompt, gpu=gpu)
+    for settings in (each.model_copy(update=changes) for each in configs):
+        fitted = replace(fit(settings), speed_note=speed_note)
         if not fitted.fits:
             fitted = replace(fitted, advice=_advice(settings, shape, fit))
         elif gpu and not settings.learns_labels:
@@ -152,7 +152,7 @@ def choose_dtype(configs: Sequence[Config], machine: int, *, gpu: bool) -> tuple
     if gpu or shape is None:
         return configs[0].dtype, ""
     estimate = estimate_run(configs[0], shape, machine, gpu=False, stages=configs)
-    return estimate.dtype, estimate.speed_note
+    return estimate.memory.config.dtype, estimate.speed_note
 
 
 def _type_on_cpu(configs: Sequence[Config], shape: ModelShape, machine: int, chosen: str) -> tuple[str, str]:
@@ -228,15 +228,12 @@ def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gp
         f"computing logits for {chosen.chunk} tokens at a time": chosen.chunk < quickest.chunk,
     }
     return Estimate(
-        rollout=memory.rollout(chosen),
-        training=memory.training(learning),
+        memory=memory,
         plan=chosen,
+        rollout=memory.rollout(chosen),
+        training=memory.training(chosen),
         machine=machine,
         limit=limit,
-        prompt=memory.prompt,
-        completion=memory.completion,
-        row=memory.row,
-        rough=not shape.is_transformer,
         reductions=tuple(words for words, is_taken in reductions.items() if is_taken),
     )
 
