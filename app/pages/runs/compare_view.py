@@ -41,6 +41,7 @@ from app.widgets.basic.number_format import DASH, duration, figure
 from app.widgets.basic.tables import BaseTable, Column, TextsModel
 from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartGrid, plots_of
 from app.widgets.charts.curves import Trace
+from app.widgets.charts.plot_view import StepScale
 from app.widgets.completion_detail import SideBySide
 from app.widgets.completion_table import one_line
 from app.widgets.run_header import STATE_LABELS
@@ -60,10 +61,10 @@ from backend.runs.run_record import (
 )
 from backend.utils.disk import save_as
 
-POSITIONS: dict[str, tuple[str, Callable[[int], str]]] = {
-    "step": ("step", lambda x: f"step {x:,}"),
-    "tokens": ("tokens", lambda x: f"{x:,} tokens"),
-    "time": ("working time", duration),
+SCALES = {
+    "step": StepScale(),
+    "tokens": StepScale("tokens", "{:,} tokens".format),
+    "time": StepScale("working time", duration, is_time=True),
 }
 RESULT = "Result, 95 % interval"
 SHORT_RESULTS = ["Run", "State", "Steps", RESULT, "Reward", "Held-out", "Best held-out", "Tokens", "Worked"]
@@ -394,7 +395,7 @@ class CompareView(QWidget):
             if is_new_axis:
                 self.grid.forget_span()  # a range on the old axis means nothing on the new one
             for plot in self.grid.plots:
-                plot.set_step_axis(*POSITIONS[self.axis.key], is_time=self.axis.key == "time")
+                plot.steps = SCALES[self.axis.key]
             self.grid.refresh(self.comparison.span(self.axis.key))
 
     def _content(self, i: int) -> ChartContent:

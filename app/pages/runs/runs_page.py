@@ -445,14 +445,14 @@ class QueuePanel(QFrame):
         keys = {
             "Alt+Up": lambda: self._shift(-1),
             "Alt+Down": lambda: self._shift(1),
-            "Alt+Home": self._run_next,
+            "Alt+Home": self._shift,
             REMOVE_KEYS: self._remove,
         }
         for sequence, slot in keys.items():
             QShortcut(sequence, table, slot, context=Qt.ShortcutContext.WidgetShortcut)
         self.status = ElidedLabel(role="muted")
         tip = "Put it first (Alt+Home); Alt+Up, Alt+Down and dragging move it"
-        self.next_button = button("Run next", self._run_next, tip=tip)
+        self.next_button = button("Run next", self._shift, tip=tip)
         self.edit_button = button("Edit settings", self._edit, tip="Load its settings into the form (Return)")
         self.remove_button = button("Remove", self._remove)
         self.after_failure = CheckBox("Pause after a failure")
@@ -518,13 +518,10 @@ class QueuePanel(QFrame):
                 self.table.setFocus(Qt.FocusReason.OtherFocusReason)
             part.setEnabled(enabled)
 
-    def _run_next(self) -> None:
+    def _shift(self, by: int | None = None) -> None:
+        """Move the selected run by so many places, without a number to the first."""
         for place in self.table.selected_rows():
-            self._move(place, 0)
-
-    def _shift(self, by: int) -> None:
-        for place in self.table.selected_rows():
-            self._move(place, place + by)
+            self._move(place, 0 if by is None else place + by)
 
     def _move(self, origin: int, place: int) -> None:
         if origin != place and 0 <= place < len(self.model.rows):

@@ -35,7 +35,7 @@ from app.widgets.basic.labels import button, label, place_about, plain_tip, show
 from app.widgets.basic.layout import BY_KEYBOARD, column, configure, holder, paint_ring, row, stack
 from app.widgets.basic.number_format import figure
 from app.widgets.charts.curves import EMPTY, Trace, has_spike, nearest_index, pile, steps_of
-from app.widgets.charts.plot_view import PlotView
+from app.widgets.charts.plot_view import PlotView, StepScale
 from backend.utils.disk import save_as
 
 Format = Literal["png", "svg", "csv"]
@@ -134,13 +134,12 @@ class Plot(QFrame):
         self.hidden: set[str] = set()
         self.view: PlotView | None = None
         self._log_wanted = False
-        # These three take effect when the plot is drawn next.
+        # These four take effect when the plot is drawn next.
+        self.steps = StepScale()
         self.smoothing = 0.0  # decay of the moving average, 0 (off) to below 1
         self.span: tuple[float, float] | None = None
         self.all_steps: tuple[float, float] | None = None
         self.step: int | None = None
-        self._step_title, self._is_time = "step", False
-        self._step_text: Callable[[int], str] = lambda step: f"step {step:,}"
         self._needs_restyle = self._has_ring = False
         policies = QSizePolicy.Policy
         policy = QSizePolicy(policies.Expanding, policies.Fixed)
@@ -201,7 +200,7 @@ class Plot(QFrame):
             self._body.addWidget(self.view)
         shown = self.visible_traces()
         self._body.setCurrentWidget(self.view)
-        self.view.set_step_axis(self._step_title, self._step_text, is_time=self._is_time)
+        self.view.step_axis.steps = self.steps
         self.log_button.setVisible(self.is_log or has_spike(*(trace.y for trace in shown)))
         drawn = shown if self.is_log else pile(shown)  # on a logarithmic axis heights do not add up
         self.view.draw(drawn, marks, self.span or self.all_steps, self.smoothing, log=self.is_log)
@@ -246,10 +245,6 @@ class Plot(QFrame):
         self._show_again()
         self.log_changed.emit(on)
 
-    def set_step_axis(self, title: str, text: Callable[[int], str], *, is_time: bool = False) -> None:
-        """Takes effect when the plot is drawn next."""
-        self._step_title, self._step_text, self._is_time = title, text, is_time
-
     def set_step(self, step: int | None) -> None:
         """Mark a step and show the values there in the legend; None goes back to the newest values."""
         if step != self.step:  # the grid passes every move of the pointer on to every plot
@@ -260,13 +255,13 @@ class Plot(QFrame):
 
     def _show_values(self) -> None:
         if self.step is not None:
-            where = self._step_text(self.step)
+            where = self.steps.text(self.step)
         elif self.span is None:
             where = ""
         else:
             first, last = map(round, self.span)
-            is_step = self._step_title == "step"
-            where = f"steps {first:,} – {last:,}" if is_step else f"{self._step_text(first)} – {self._step_text(last)}"
+            ends = f"{self.steps.text(first)} – {self.steps.text(last)}"
+            where = f"steps {first:,} – {last:,}" if self.steps.title == "step" else ends
         self.step_label.setText(where)
         here = " ".join(mark.sentence for mark in self.marks if mark.step == self.step)
         entries = [

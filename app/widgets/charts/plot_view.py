@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyqtgraph as pg
@@ -51,6 +51,14 @@ APART = 12
 MOST_SENTENCES = 6
 
 Span = tuple[float, float]
+
+
+class StepScale(NamedTuple):
+    """What the horizontal axis counts: its title, and how a place on it is named. `is_time`: seconds."""
+
+    title: str = "step"
+    text: Callable[[int], str] = "step {:,}".format
+    is_time: bool = False
 
 
 class ValueAxis(pg.AxisItem):
@@ -103,12 +111,12 @@ class StepAxis(pg.AxisItem):
 
     def __init__(self) -> None:
         super().__init__("bottom")
-        self.title, self.is_time, self.is_low = "step", False, False
+        self.steps, self.is_low = StepScale(), False
 
     def show_range(self, length: float) -> None:
         size, unit = next((row for row in TIME_UNITS if length >= 3 * row[0]), TIME_UNITS[-1])
-        self.setScale(1 / size if self.is_time else 1)
-        title = f"{self.title}, {unit}" if self.is_time else self.title
+        self.setScale(1 / size if self.steps.is_time else 1)
+        title = f"{self.steps.title}, {unit}" if self.steps.is_time else self.steps.title
         if title != self.labelText:
             self.setLabel(title, **self.labelStyle)
 
@@ -117,7 +125,7 @@ class StepAxis(pg.AxisItem):
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:
         levels = super().tickSpacing(minVal, maxVal, size) or []
-        return [(spacing if self.is_time else max(1.0, spacing), 0) for spacing, _ in levels[:1]]
+        return [(spacing if self.steps.is_time else max(1.0, spacing), 0) for spacing, _ in levels[:1]]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
         return [f"{round(value * scale, 6):,.12g}" for value in values]
@@ -183,7 +191,6 @@ class PlotView(pg.GraphicsView):
         self.box: Any = pg.ViewBox(enableMouse=False, enableMenu=False)  # Any: pyqtgraph's annotations are incomplete
         self.curves: list[CurveItems] = []
         self._marks: Sequence[Mark] = ()
-        self._step_text: Callable[[int], str] = str
         self._shown: Span = (0.0, 1.0)
         self._drag_start: float | None = None
         self._pan_start: float | None = None
@@ -223,9 +230,6 @@ class PlotView(pg.GraphicsView):
         self.value_axis.set_scale_of(1.0, log=False)
         self.restyle()
 
-    def set_step_axis(self, title: str, text: Callable[[int], str], *, is_time: bool) -> None:
-        self._step_text, self.step_axis.title, self.step_axis.is_time = text, title, is_time
-
     def restyle(self) -> None:
         colours = theme.palette()
         self.setBackground(colours.plot_background)
@@ -234,7 +238,7 @@ class PlotView(pg.GraphicsView):
             axis.setTextPen(pg.mkPen(colours.muted))
             axis.setTickFont(theme.figures_font(theme.CAPTION))
             style: Any = {"color": colours.muted.name(), "font-size": f"{theme.scaled(theme.CAPTION)}px"}
-            axis.setLabel(axis.labelText or self.step_axis.title, **style)
+            axis.setLabel(axis.labelText or self.step_axis.steps.title, **style)
         self.value_axis.setTickPen(pg.mkPen(colours.grid))
         self._step_line.setPen(pg.mkPen(colours.muted, style=Qt.PenStyle.DotLine))
         self._selection.setBrush(faint(colours.accent, 40))
@@ -326,7 +330,7 @@ class PlotView(pg.GraphicsView):
         first, last = self.box.viewRange()[0]
         reach = NEAR_MARK * (last - first) / max(1.0, self.box.width())
         near = [mark for mark in self._marks if abs(mark.step - step) <= reach]
-        lines = [f"{self._step_text(mark.step)}: {mark.sentence}" for mark in near[:MOST_SENTENCES]]
+        lines = [f"{self.step_axis.steps.text(mark.step)}: {mark.sentence}" for mark in near[:MOST_SENTENCES]]
         lines = [line[:1].upper() + line[1:] for line in lines]
         return lines + ([f"and {len(near) - MOST_SENTENCES} more"] if len(near) > MOST_SENTENCES else [])
 
