@@ -17,6 +17,7 @@ from app.state.processes import Service
 from app.state.reward_bench import RewardBench
 from app.state.session import Session
 from app.window import Window
+from backend.runs.run_folder import RunFolder
 from tests.support.windows import PatientQtBot, ServiceByHand
 
 
@@ -46,6 +47,22 @@ def session(tmp_path: Path, qapp: QApplication) -> Iterator[Session]:
     session = Session(Prefs(tmp_path / "prefs"))
     yield session
     session.close_run()
+
+
+@pytest.fixture
+def told(session: Session) -> list[str]:
+    """Every message of the session."""
+    messages: list[str] = []
+    session.messages.said.connect(messages.append)
+    return messages
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], RunFolder]]:
+    """The trainings that would be started: commands and run folders."""
+    found: list[tuple[list[str], RunFolder]] = []
+    monkeypatch.setattr("app.state.run_starter.start_detached", lambda *arguments: found.append(arguments))
+    return found
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def texts_shown(page: CompletionsPage) -> list[str]:
     return [line.completion["text"] for line in page.model.rows if line.completion is not None]
 
 
-def test_filter_and_next(qtbot, page: CompletionsPage, run) -> None:
+def test_filter_and_next(qtbot, page: CompletionsPage, run, told) -> None:
     show_run(qtbot, page, run)
     page.pick(1)
     page.bar.show_filter("cut_off")
@@ -141,8 +141,6 @@ def test_filter_and_next(qtbot, page: CompletionsPage, run) -> None:
     qtbot.waitUntil(lambda: len(page.completions.facts) == 6 and page.completions.shown.is_done)
     page.bar.next.click()
     assert page._shown[1] == 3 and page.table.current_line.completion["text"] == "last"
-    told = []
-    page.session.message.connect(told.append)
     page.bar.next.click()
     assert told == ["There is no later completion of “cut off”."] and page._shown[1] == 3
     page.bar.previous.click()
@@ -312,24 +310,20 @@ def test_another_page_can_ask_for_a_step_and_a_filter(qtbot, page: CompletionsPa
     assert texts_shown(page) == ["last", "last"]
 
 
-def test_what_is_shown_is_saved(qtbot, page: CompletionsPage, run, tmp_path: Path, monkeypatch) -> None:
+def test_what_is_shown_is_saved(qtbot, page: CompletionsPage, run, tmp_path: Path, monkeypatch, told) -> None:
     show_run(qtbot, page, run)
     page.bar.scope.choose("run")
     qtbot.waitUntil(lambda: page.model.rowCount() == 6)
     page.bar.show_filter("cut_off")
     target = tmp_path / "out.jsonl"
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_args: (str(target), ""))
-    told = []
-    page.session.message.connect(told.append)
     page._ask_where(range(page.model.rowCount()))
     qtbot.waitUntil(lambda: bool(told) and told[-1] == "Saved 2 completions in out.jsonl.")
     assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == ["four", "last"]
 
 
-def test_step_beyond_the_end(qtbot, page: CompletionsPage, run) -> None:
+def test_step_beyond_the_end(qtbot, page: CompletionsPage, run, told) -> None:
     show_run(qtbot, page, run)
-    told = []
-    page.session.message.connect(told.append)
     page.step.setText("9999")
     page.step.setModified(True)
     page.step.editingFinished.emit()

@@ -20,7 +20,7 @@ from app.window import Window
 from backend.runs.run_folder import RunFolder
 from backend.utils import places
 from tests.support import made_up_runs
-from tests.support.trainer_by_hand import add_checkpoints, locked, write_event
+from tests.support.trainer_by_hand import add_checkpoints, age, locked, write_event
 
 
 @pytest.fixture
@@ -54,12 +54,6 @@ def card(window: Window) -> tuple[str, str, list[str]]:
         return "", "", []
     text = " ".join(line.text() for line in (verdict.sentence, verdict.advice))
     return verdict.title.text(), text, [button.text() for button in verdict.buttons]
-
-
-def age(folder: RunFolder) -> None:
-    """Let no file look as if a process had just been launched."""
-    for path in folder.path.iterdir():
-        os.utime(path, (time.time() - 3600,) * 2)
 
 
 def advance(monkeypatch, run: Run, seconds: float) -> None:

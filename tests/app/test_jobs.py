@@ -43,14 +43,6 @@ def window(window: Window, tmp_path: Path, monkeypatch) -> Window:
     return window
 
 
-@pytest.fixture
-def started(monkeypatch) -> list[tuple[list[str], RunFolder]]:
-    """Commands that would train, and their folders."""
-    found: list[tuple[list[str], RunFolder]] = []
-    monkeypatch.setattr("app.state.run_starter.start_detached", lambda *arguments: found.append(arguments))
-    return found
-
-
 def asked(window: Window, question: str) -> Any:
     service = window.session.service
     assert isinstance(service, ServiceByHand)

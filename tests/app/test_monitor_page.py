@@ -199,17 +199,15 @@ def test_flat_clip_chart(page: MonitorPage, show_run, tmp_path: Path, session: S
     assert clipping.traces and not clipping.offer.isVisible(), "with two updates 0 is news"
 
 
-def test_failed_run(page: MonitorPage, show_run, tmp_path: Path, session: Session, monkeypatch) -> None:
+def test_failed_run(page: MonitorPage, show_run, tmp_path: Path, session: Session, started) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=12, ending="failed")
     add_checkpoints(folder, {10: None})
     show_run(folder)
     assert page.verdict.title.text() == "Failed after step 12"
     assert made_up_runs.SENTENCES["failed"] in page.verdict.sentence.text()
     assert button_texts(page) == ["Resume from step 10", "Edit settings", "Open log"]
-    started = []
-    monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run))
     page.verdict.buttons[0].click()
-    assert started == [folder] and session.run.state == "starting"
+    assert started[0][1] == folder and session.run.state == "starting"
     assert not page.verdict.isVisible()
 
 
@@ -262,11 +260,10 @@ def test_marks_and_resume(qtbot, page: MonitorPage, show_run, tmp_path: Path, se
     qtbot.waitUntil(lambda: [mark.kind for mark in session.run.data.marks] == ["eval", "resume"])
 
 
-def test_save_now_says_when_it_is_saved(qtbot, page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
+def test_save_now_says_when_it_is_saved(page: MonitorPage, show_run, tmp_path: Path, session: Session, told) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
     show_run(folder)
-    event_log, told = EventLog(folder.events), []
-    session.message.connect(told.append)
+    event_log = EventLog(folder.events)
     event_log.write("checkpoint", step=3, path="checkpoints/000003")
     session.run.poll()
     assert told == [], "nobody asked for that one"

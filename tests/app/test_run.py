@@ -21,7 +21,7 @@ from backend.runs.run_folder import STARTUP_GRACE_S, RunFolder
 from backend.runs.start_progress import StartProgress
 from tests.support import made_up_runs
 from tests.support.latency import LatencyProbe
-from tests.support.trainer_by_hand import locked
+from tests.support.trainer_by_hand import age, locked
 
 
 @pytest.fixture
@@ -44,12 +44,6 @@ def poll_to_end(run: Run) -> None:
     run.poll()
     while not run.has_caught_up:
         run.poll()
-
-
-def make_folder_old(folder: RunFolder) -> None:
-    """Set the time of every file in the folder to an hour ago."""
-    for path in folder.path.iterdir():
-        os.utime(path, (time.time() - 3600,) * 2)
 
 
 def test_the_numbers_of_a_finished_run(follow_run, tmp_path: Path) -> None:
@@ -147,13 +141,13 @@ def test_a_new_folder_is_starting_until_its_grace_is_over(follow_run, tmp_path: 
     run = follow_run(folder)
     assert (run.state, run.iterations, run.is_live) == ("starting", 5, True)
     with locked(folder):  # the lock is taken before the event log begins
-        make_folder_old(folder)
+        age(folder)
         poll_to_end(run)
         assert run.state == "starting"
     poll_to_end(run)
     assert run.state == "crashed"
     folder.log.write_text("Traceback …\nModuleNotFoundError: No module named 'mlx'\n")
-    make_folder_old(folder)
+    age(folder)
     assert run.problem.startswith("The training process ended before its first step without saying why")
     assert run.problem.endswith("Its last words: ModuleNotFoundError: No module named 'mlx'")
 
@@ -303,7 +297,7 @@ def test_long_check_of_rows_is_no_crash(follow_run, folder: RunFolder, monkeypat
     seen: list[str] = []
 
     def check(*_: object) -> None:
-        make_folder_old(folder)
+        age(folder)
         run.poll()
         seen.append(run.state)
         raise training.UserError("data", "There is no file rows.jsonl.")

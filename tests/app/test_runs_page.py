@@ -119,18 +119,14 @@ def test_enter_opens_one_run_and_compares_several(qtbot, page: RunsPage, archive
     assert page.table.isVisible() and page.compare_view.comparison is None and len(selected(page)) == 2
 
 
-def test_resuming_starts_the_trainer_and_shows_the_run(page: RunsPage, archive: Path, monkeypatch) -> None:
-    started = []
-    monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run))
+def test_resuming_starts_the_trainer_and_shows_the_run(page: RunsPage, archive: Path, started, told) -> None:
     page.table.choose(archive / "failed")
     page.buttons["resume"].click()
-    assert [folder.path for folder in started] == [archive / "failed"]
+    assert [folder.path for _, folder in started] == [archive / "failed"]
     assert page.session.run.state == "starting"
-    messages = []
-    page.session.messages.said.connect(messages.append)
     page.table.choose(archive / "crashed")
     page.buttons["resume"].click()
-    assert len(started) == 1 and messages[0].startswith("One run at a time")
+    assert len(started) == 1 and told[-1].startswith("One run at a time")
 
 
 def test_columns(qtbot, page: RunsPage) -> None:
@@ -376,26 +372,23 @@ def test_a_wrong_value_is_told_at_its_field_and_nothing_can_be_made(dialog: Clon
     assert dialog.outcome.text() == "A run of this name exists." and not dialog.create_button.isEnabled()
 
 
-def test_the_page_opens_the_clone_and_starts_it(qtbot, run: RunFolder, tmp_path: Path, monkeypatch) -> None:
-    page = qtbot.show(RunsPage(Session()))
-    qtbot.waitUntil(lambda: not page.runs.is_reading)
-    started = []
-    monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run.path))
+def test_the_page_opens_the_clone_and_starts_it(qtbot, run: RunFolder, tmp_path: Path, session, started) -> None:
+    page = qtbot.show(RunsPage(session))
+    settle(qtbot, page)
     page.do("clone")
     dialog = page.findChild(CloneDialog)
     assert dialog.windowTitle() == "New run from sums"
     with qtbot.waitSignal(page.session.page_requested) as signal:
         dialog.cloned.emit(run.path, True)
-    assert signal.args == ["monitor"] and started == [run.path] and page.session.run.folder == run
+    assert signal.args == ["monitor"] and started[0][1] == run and page.session.run.folder == run
     other = made_up_runs.make_run(tmp_path / "runs" / "other", steps=3)
     dialog.cloned.emit(other.path, False)
-    assert started == [run.path] and page.session.run.folder == other, "shown, not started"
-    page.session.close_run()
+    assert len(started) == 1 and page.session.run.folder == other, "shown, not started"
 
 
-def test_a_clone_waits_while_another_run_trains(qtbot, run: RunFolder, monkeypatch) -> None:
-    page = qtbot.show(RunsPage(Session()))
-    qtbot.waitUntil(lambda: not page.runs.is_reading)
+def test_a_clone_waits_while_another_run_trains(qtbot, run: RunFolder, session, monkeypatch) -> None:
+    page = qtbot.show(RunsPage(session))
+    settle(qtbot, page)
     monkeypatch.setattr("app.state.run_list.start_detached", lambda *_: None)
     monkeypatch.setattr(Session, "is_training", property(lambda _self: True))
     page.do("clone")

@@ -30,7 +30,7 @@ from app.state.session import Session
 from app.window import Window
 from backend.__main__ import app as verbs
 from backend.config import first_choices
-from backend.runs.run_folder import RunFolder, make_run_folder
+from backend.runs.run_folder import make_run_folder
 from backend.utils import places
 from backend.utils.command import backend_command
 from tests.support import made_up_runs
@@ -98,28 +98,25 @@ def test_shortcuts(window: Window):
     assert set(bare) <= {"Quit"}, "which has none on platforms where the system gives it one"
 
 
-def test_run_starts_with_the_form(session: Session, monkeypatch):
-    started, pages = list[RunFolder](), list[str]()
-    monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run))
+def test_run_starts_with_the_form(session: Session, started):
+    pages = list[str]()
     session.page_requested.connect(pages.append)
     session.restore()
     session.draft.set("run_name", "first")
     session.starter.start()
-    (folder,) = started
+    ((_, folder),) = started
     assert folder.path == places.runs_folder() / "first" and "iters: 60" in folder.config.read_text()
     assert session.run.folder.path == folder.path and pages == ["monitor"]
     session.close_run()
     assert session.run is None
 
 
-def test_a_runs_folder_that_cannot_be_created_is_one_sentence(session: Session, tmp_path: Path, monkeypatch):
+def test_a_runs_folder_that_cannot_be_created_is_one_sentence(session: Session, told, tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "file" / "runs"))
-    messages: list[str] = []
-    session.messages.said.connect(messages.append)
     session.restore()
     session.starter.start()
-    assert len(messages) == 1 and "cannot be written" in messages[0] and session.run is None
+    assert len(told) == 1 and "cannot be written" in told[0] and session.run is None
 
 
 def test_size_and_theme_are_restored(window: Window, session: Session, qtbot):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,3 +36,9 @@ def add_checkpoints(run: RunFolder, scores: dict[int, float | None], size: int =
         (folder / "state.json").write_text(json.dumps({"step": step, "score": score}))
         for name in ("adapters.safetensors", "optimizer.safetensors"):
             (folder / name).write_bytes(b"x" * size)
+
+
+def age(folder: RunFolder) -> None:
+    """Set the time of every file to an hour ago: none looks as if a process had just been launched."""
+    for path in folder.path.iterdir():
+        os.utime(path, (time.time() - 3600,) * 2)
