@@ -579,12 +579,12 @@ def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
 
 
 def new_case(
-    line: Mapping[str, Any], completion: str, expected: Expected, calls: Mapping[str, str] | None = None
+    group: Mapping[str, Any], completion: str, expected: Expected, calls: Mapping[str, str] | None = None
 ) -> Case:
-    """A case of one completion of the group `line` (see `backend.rewards.bench.line_of`)."""
+    """A case of one completion of a group, given as by `line_of`."""
     keys = ("prompt", "answer", "type", "columns", "messages")
-    about = {key: line[key] for key in keys if line.get(key) not in (None, [], {})}
-    sampled = next((row for row in line.get("completions") or () if row.get("text") == completion), {})
+    about = {key: group[key] for key in keys if group.get(key) not in (None, [], {})}
+    sampled = next((row for row in group.get("completions") or () if row.get("text") == completion), {})
     tokens = token_ids(sampled.get("tokens"))
     entries = {name: entry for name, entry in (calls or {}).items() if name in expected and entry != name}
     case = {**about, "completion": completion, "tokens": tokens, "expected": dict(expected), "calls": entries}

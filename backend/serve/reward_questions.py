@@ -7,7 +7,7 @@ between questions. Scoring imports no mlx.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache
@@ -31,26 +31,25 @@ from backend.utils.text import quote
 _bench = bench.RewardBench()
 atexit.register(_bench.close)
 
+Settings = Mapping[str, Any]  # raw
+
 _FOR_SCORING = keys_used_by("rewards", "scoring")
 _NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
 """Settings that do not affect sampling; their faults are reported elsewhere."""
 
 
-def score(call: QuestionCall, **request: Any) -> dict[str, Any]:
-    """{"settings", "groups": lines of `backend.rewards.bench`, "with_cases"?} → the result of `score_groups`, and
-    "cases": [{"case", "given": scores, "failures"}] where the reward file has some.
-
-    Reports {"scoring": name of a function}. A file that cannot be loaded is answered as {"failed": {"sentence",
-    "file", "line", "frames", "traceback"}}. Problems of settings that scoring does not use are reported elsewhere.
-    """
-    config = _scoring_settings(request)
+def score(call: QuestionCall, settings: Settings, groups: Sequence[Any], with_cases: bool = True) -> dict[str, Any]:
+    """The result of `score_groups` for lines of groups, and "cases": [{"case", "given": scores, "failures"}] where the
+    reward file has some; {"failed": `RewardError.place`} for a file that cannot be loaded. Reports {"scoring": name of
+    a function}. Problems of settings that scoring does not use are reported elsewhere."""
+    config = _scoring_settings(settings)
     file = bench.reward_file_of(config)
     named = {"reward_functions": config.reward_functions, "reward_functions_file": str(file or "")}
     _check_allowed(named | {"reward_network": config.reward_network})
     try:
-        groups = _groups_of(request)
-        scored = bench.score_groups(_bench, groups, config, call.check, lambda name: call.report({"scoring": name}))
-        cases = bench.read_cases(file) if file and request.get("with_cases", True) else []
+        read, report = _groups_of(groups), lambda name: call.report({"scoring": name})
+        scored = bench.score_groups(_bench, read, config, call.check, report)
+        cases = bench.read_cases(file) if file and with_cases else []
         if cases and file:
             results = bench.rerun(_bench, file, cases, config.reward_timeout, call.check)
             scored["cases"] = [{"case": r.case, "given": r.scores, "failures": r.failures} for r in results]
@@ -59,33 +58,32 @@ def score(call: QuestionCall, **request: Any) -> dict[str, Any]:
         return {"failed": error.place}
 
 
-def judge_agreement(call: QuestionCall, **request: Any) -> dict[str, Any]:
-    """{"settings", "groups": lines of `backend.rewards.bench`, "only_calls"?} → {"calls": {name of a judge or reward
-    model: calls}, "judges": [Agreement as a dict], one each; [] with "only_calls"}.
-
-    The user's scores are the cases beside rubrics and the reward file. Reports {"phase": name, "done", "of"}.
-    """
+def judge_agreement(
+    call: QuestionCall, settings: Settings, groups: Sequence[Any], only_calls: bool = False
+) -> dict[str, Any]:
+    """{"calls": {name of a judge or reward model: calls}, "judges": [Agreement as a dict], one each; [] with
+    `only_calls`}. The user's scores are the cases beside rubrics and the reward file. Reports {"phase": name, "done",
+    "of"}."""
     from backend.judges.agreement import examinations
 
-    config = _scoring_settings(request)
-    listed = examinations(config.reward_functions, bench.reward_file_of(config), _groups_of(request))
-    asked = [] if request.get("only_calls") else listed
-    if asked:
+    config = _scoring_settings(settings)
+    listed = examinations(config.reward_functions, bench.reward_file_of(config), _groups_of(groups))
+    if listed and not only_calls:
         _check_allowed({"reward_functions": config.reward_functions})
-    judges = [asdict(each.run(call.check, call.report)) for each in asked]
+    judges = [asdict(each.run(call.check, call.report)) for each in listed if not only_calls]
     return {"calls": {each.name: each.calls for each in listed}, "judges": judges}
 
 
-def _scoring_settings(request: dict[str, Any]) -> Config:
-    used = {key: value for key, value in request["settings"].items() if key in _FOR_SCORING}
+def _scoring_settings(settings: Settings) -> Config:
+    used = {key: value for key, value in settings.items() if key in _FOR_SCORING}
     return parse({"model": "-", "data": "-", **used})
 
 
-def _groups_of(request: dict[str, Any]) -> list[Group]:
-    return [bench.group_of(line, index, f"Row {index + 1}") for index, line in enumerate(request["groups"])]
+def _groups_of(lines: Sequence[Any]) -> list[Group]:
+    return [bench.group_of(line, index, f"Row {index + 1}") for index, line in enumerate(lines)]
 
 
-def _check_allowed(settings: Mapping[str, Any]) -> None:
+def _check_allowed(settings: Settings) -> None:
     """Raise UserError for code, as it is now, or a server of these raw settings that was not allowed."""
     if code := AllowedCode().missing(settings):
         sentence = f"{code[0].code.path.name} has not been allowed to run as it is now."
@@ -95,31 +93,37 @@ def _check_allowed(settings: Mapping[str, Any]) -> None:
         raise UserError(setting, f"The {quote(next(iter(servers)), 60)} has not been allowed.")
 
 
-def tools(call: QuestionCall, **request: Any) -> dict[str, Any]:
-    """{"settings": of tools} → {"shared", "by_environment"}: the schemas that the model reads. Raises UserError."""
-    schemas, why_not = shown_tools(parse({"model": "-", "data": "-", **request["settings"]}))
+def tools(call: QuestionCall, settings: Settings) -> dict[str, Any]:
+    """{"shared", "by_environment"}: the schemas that the model reads. Raises UserError."""
+    schemas, why_not = shown_tools(parse({"model": "-", "data": "-", **settings}))
     if why_not:
         raise UserError("tools_file", why_not)
     return asdict(schemas)
 
 
-def sample(call: QuestionCall, **request: Any) -> list[dict[str, Any]]:
-    """{"settings", "how", "count", "numbers", "group_size", "seed"} → lines; reports {"phase", "done", "of"}. The
-    environments of its tools stay for scoring."""
+def sample(
+    call: QuestionCall,
+    settings: Settings,
+    how: Any,
+    count: int,
+    group_size: int,
+    seed: int,
+    numbers: Sequence[int] = (),
+) -> list[dict[str, Any]]:
+    """Lines of groups; reports {"phase", "done", "of"}. The environments of its tools stay for scoring."""
     from backend.trainer.trial_sampling import Pick
 
-    raw = {key: value for key, value in request["settings"].items() if key not in _NOT_FOR_SAMPLING}
+    raw = {key: value for key, value in settings.items() if key not in _NOT_FOR_SAMPLING}
     config = parse({**raw, "reward_functions": list(DEFAULT_REWARDS)})
-    pick = Pick(request.get("how", "random"), int(request.get("count", 8)), tuple(request.get("numbers") or ()))
-    size, seed = int(request["group_size"]), int(request["seed"])
     tools = nullcontext()
     if uses_tools(config):
-        scoring = _scoring_settings(request)
+        scoring = _scoring_settings(settings)
         named = {key: getattr(config, key) for key in keys_used_by("tools")}
         _check_allowed(named | {"reward_network": scoring.reward_network})
         tools = _bench.tools(config, scoring, call.check)
+    pick = Pick(how, count, tuple(numbers))
     with tools as host:
-        groups = _trial_sampler().sample(config, pick, size, seed, call.report, call.check, host)
+        groups = _trial_sampler().sample(config, pick, group_size, seed, call.report, call.check, host)
     return [{**bench.line_of(group), "row": group.problem.index + 1} for group in groups]
 
 
@@ -130,17 +134,16 @@ def _trial_sampler() -> Any:
     return TrialSampler()
 
 
-def run_completions(call: QuestionCall, **request: Any) -> dict[str, Any]:
-    """{"run": folder, "step": number or None for the newest} → {"steps": that have completions, "step", "groups"}, in
-    the form for scoring, without columns; `tokens` stays the count where there are no ids."""
-    run = RunFolder(Path(request["run"]))
-    index = CompletionIndex(run.completions)
+def run_completions(call: QuestionCall, run: str, step: int | None = None) -> dict[str, Any]:
+    """{"steps": that have completions, "step", "groups"}, in the form for scoring, without columns; `tokens` stays the
+    count where there are no ids. `step` None is the newest."""
+    folder = RunFolder(Path(run))
+    index = CompletionIndex(folder.completions)
     while index.advance():
         call.check()
     if not (steps := sorted(index.steps())):
-        raise UserError("run", f"The run {run.name} has no completions yet.")
-    last = request.get("step")
-    step = max((step for step in steps if last is None or step <= last), default=steps[0])
+        raise UserError("run", f"The run {folder.name} has no completions yet.")
+    step = max((each for each in steps if step is None or each <= step), default=steps[0])
     lines: list[dict[str, Any]] = []
     for number, row in enumerate(index.rows(step)):
         line: dict[str, Any] = {**bench.line_of(bench.group_of(row, number, f"Group {number + 1} of step {step}"))}
@@ -151,44 +154,42 @@ def run_completions(call: QuestionCall, **request: Any) -> dict[str, Any]:
     return {"steps": steps, "step": step, "groups": lines}
 
 
-def read_completions(call: QuestionCall, **request: Any) -> list[ScoringRow]:
-    """{"path"} or {"text"}, rows {prompt, completion, answer, type?} → lines of groups, one for consecutive rows of one
-    prompt. Raises UserError on `completions` naming the line.
-    """
-    if "path" in request:
-        groups = bench.read_groups(Path(request["path"]))
-    elif request["text"].lstrip().startswith("{"):
-        groups = bench.groups_in(request["text"], "what was pasted")
+def read_completions(call: QuestionCall, path: str = "", text: str = "") -> list[ScoringRow]:
+    """Lines of groups, one for consecutive rows {prompt, completion, answer, type?} of one prompt in a file or a text.
+    Raises UserError on `completions` naming the line."""
+    if path:
+        groups = bench.read_groups(Path(path))
+    elif text.lstrip().startswith("{"):
+        groups = bench.groups_in(text, "what was pasted")
     else:  # plain text is one completion
-        groups = [bench.group_of({"completion": request["text"]}, 0, "What was pasted")]
+        groups = [bench.group_of({"completion": text}, 0, "What was pasted")]
     return [bench.line_of(group) for group in bench.merge_consecutive(groups)]
 
 
-def reward_cases(call: QuestionCall, **request: Any) -> dict[str, Any]:
-    """{"file", "do": list | keep | drop, "group"?, "completion"?, "expected"?, "place"?} → {"path", "cases"}. keep: add
-    one completion with its scores, in place of a case about the same one. drop: delete the case at index `place`."""
-    file = locate_reward_file(request["file"]).resolve()
-    cases = bench.read_cases(file)
-    if request.get("do") == "keep":
-        case = bench.new_case(request["group"], request["completion"], request["expected"], request.get("calls") or {})
-        about = ("prompt", "answer", "completion")
+def reward_cases(call: QuestionCall, file: str, do: str = "list", place: int = 0, **kept: Any) -> dict[str, Any]:
+    """{"path", "cases"} of a reward file. `do` keep: add `new_case(**kept)`, in place of a case about the same
+    completion. drop: delete the case at index `place`."""
+    path = locate_reward_file(file).resolve()
+    cases = bench.read_cases(path)
+    if do == "keep":
+        case, about = bench.new_case(**kept), ("prompt", "answer", "completion")
         cases = [other for other in cases if any(other.get(key) != case.get(key) for key in about)] + [case]
-        bench.write_cases(file, cases)
-    elif request.get("do") == "drop":
-        del cases[int(request["place"])]
-        bench.write_cases(file, cases)
-    return {"path": str(bench.cases_file(file)), "cases": cases}
+        bench.write_cases(path, cases)
+    elif do == "drop":
+        del cases[place]
+        bench.write_cases(path, cases)
+    return {"path": str(bench.cases_file(path)), "cases": cases}
 
 
-def judge_servers(call: QuestionCall, **request: Any) -> list[dict[str, Any]]:
-    """{} → the servers on this machine that could judge, {name, url, models}."""
+def judge_servers(call: QuestionCall) -> list[dict[str, Any]]:
+    """The servers on this machine that could judge, {name, url, models}."""
     from backend.judges.server import find_servers
 
     return [asdict(server) for server in find_servers()]
 
 
-def judge_key(call: QuestionCall, **request: Any) -> None:
-    """{url, key}: the key of a server, kept in the system's keychain; an empty one is deleted."""
+def judge_key(call: QuestionCall, url: str, key: str) -> None:
+    """Keep the key of a server in the system's keychain; an empty one is deleted."""
     from backend.judges.server import save_key
 
-    save_key(urlsplit(request["url"]).hostname or "", str(request["key"]))
+    save_key(urlsplit(url).hostname or "", key)

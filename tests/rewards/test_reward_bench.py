@@ -319,7 +319,7 @@ def test_a_sample_calls_tools_and_an_environment_scores_it(tmp_path: Path, apart
         handlers.sample(QuestionCall(), **request)
     allow_named(settings)
     lines = handlers.sample(QuestionCall(), **request)
-    scored = handlers.score(QuestionCall(), **request, groups=lines)
+    scored = handlers.score(QuestionCall(), settings, groups=lines)
     assert [each["name"] for each in scored["functions"]] == ["r1_accuracy_reward_func", "Game"]
     rows = [row for line in lines for row in line["completions"]]
     calls = [sum(len(turn["calls"]) for turn in row["turns"]) for row in rows]
