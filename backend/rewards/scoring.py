@@ -33,7 +33,7 @@ from backend.rewards.calls import (
 from backend.rewards.catalogue import INPUTS, metric_name, nearest, repeated_names
 from backend.rewards.registry import FunctionDescription, Scores
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
-from backend.tools.host import ServedEnvironment
+from backend.tools.host import NO_TOOLS, ServedEnvironment, ToolSchemas
 from backend.types import IMAGES, Completion, Group, Problem, ToolCall, ToolResult, content_text
 from backend.utils.errors import UserError
 from backend.utils.files import DEPTH, levels
@@ -138,8 +138,7 @@ class Answer:
     stages: list[list[FunctionDescription]] = field(default_factory=list)
     map_functions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    shared_schemas: list[dict[str, Any]] = field(default_factory=list)
-    environment_schemas: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    schemas: ToolSchemas = NO_TOOLS
     turns: list[tuple[int, list[ToolResult]]] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -156,9 +155,11 @@ class Answer:
             about: list[Any] = stage[:]
             stage[:] = [FunctionDescription(**each | {"file": each["file"] and Path(each["file"])}) for each in about]
         turns: list[Any] = answer.turns
+        schemas: Any = answer.schemas
         results = [(number, [ToolResult(**each) for each in ended]) for number, ended in turns]
         failure: Any = answer.failure
-        return replace(answer, failure=failure and Failure(**failure), turns=results)
+        failure = failure and Failure(**failure)
+        return replace(answer, failure=failure, schemas=ToolSchemas(**schemas), turns=results)
 
 
 class FunctionHost:
@@ -290,8 +291,7 @@ class FunctionHost:
             stages=[[function.about for function in stage] for stage in stages],
             map_functions=list(file.map_functions if file else ()),
             notes=self._notes,
-            shared_schemas=tools.shared_schemas if tools else [],
-            environment_schemas=tools.environment_schemas if tools else {},
+            schemas=tools.schemas if tools else NO_TOOLS,
         )
 
 

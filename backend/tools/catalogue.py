@@ -95,7 +95,7 @@ def with_exact(listed: Sequence[ListedTool], schemas: ToolSchemas) -> list[Liste
     exact: dict[tuple[str | None, str], Any] = {
         (None, tool["function"]["name"]): tool["function"] for tool in schemas.shared
     }
-    for name, tools in (schemas.by_environment or {}).items():
+    for name, tools in schemas.by_environment.items():
         exact |= {(name, tool["function"]["name"]): tool["function"] for tool in tools}
     found: list[ListedTool] = []
     for each in listed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from backend.types import ToolCall, ToolResult
@@ -22,14 +22,14 @@ class ToolSchemas:
     a row of it has besides, under "" if there is only one."""
 
     shared: Sequence[dict[str, Any]] = ()
-    by_environment: Mapping[str, Sequence[dict[str, Any]]] | None = None
+    by_environment: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=dict[str, Any])
 
     def __bool__(self) -> bool:
-        return bool(self.shared) or any((self.by_environment or {}).values())
+        return bool(self.shared) or any(self.by_environment.values())
 
     def of(self, environment: str = "") -> list[dict[str, Any]]:
         """The schemas that a row of this environment has."""
-        return [*self.shared, *(self.by_environment or {}).get(environment, ())]
+        return [*self.shared, *self.by_environment.get(environment, ())]
 
 
 NO_TOOLS = ToolSchemas()

@@ -66,7 +66,7 @@ def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
         scorer.tools = scorer.tools or run_tools(config)
         column = config.environment_column if isinstance(config.environment, Mapping) else ""
         hosts.append(ScorerTools(scorer, column, config.tool_timeout))
-        for schemas in (hosts[0].schemas.by_environment or {}).values():
+        for schemas in hosts[0].schemas.by_environment.values():
             taken |= dict.fromkeys(tool_names(schemas), "an environment")
         taken |= dict.fromkeys(tool_names(hosts[0].schemas.shared), "the tools file")
         if served := openenv_servers(config.environment):
@@ -126,8 +126,8 @@ class ScorerTools:
         self._rebuilds = 0
         self._notes: list[str] = []
         scorer.load()
-        self._environments = scorer.loaded.environment_schemas
-        self.schemas = ToolSchemas(scorer.loaded.shared_schemas, self._environments or None)
+        self.schemas = scorer.loaded.schemas
+        self._environments = self.schemas.by_environment
         scorer.restore_tools = self._restore
 
     def begin(self, rows: Sequence[Mapping[str, Any]], poll: Poll) -> list[tuple[int, str | None]]:
@@ -257,9 +257,8 @@ class SeveralHosts:
     def __init__(self, hosts: Sequence[ToolHost]) -> None:
         self._hosts = hosts
         shared = [schema for host in hosts for schema in host.schemas.shared]
-        every = [host.schemas.by_environment or {} for host in hosts]
-        environments = {name: own for each in every for name, own in each.items() if own}
-        self.schemas = ToolSchemas(shared, environments or None)
+        every = [host.schemas.by_environment for host in hosts]
+        self.schemas = ToolSchemas(shared, {name: own for each in every for name, own in each.items() if own})
         self._host_of = {
             schema["function"]["name"]: index
             for index, host in enumerate(hosts)

@@ -24,7 +24,7 @@ from backend.rewards.calls import Failure, ThreadCaller, class_name, describe_er
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file
 from backend.rewards.scoring import ToolRequest
-from backend.tools.host import NOT_TOOLS, ServedEnvironment
+from backend.tools.host import NOT_TOOLS, ServedEnvironment, ToolSchemas
 from backend.tools.mcp_settings import openenv_servers
 from backend.types import ToolCall, ToolResult
 from backend.utils.errors import UserError, user_traceback
@@ -160,20 +160,21 @@ class Toolbox:
     def __init__(self, tools: Sequence[Callable[..., Any]], kinds: Sequence[EnvironmentKind]) -> None:
         self.tools: dict[str, Callable[..., Any]] = {}
         self.kinds = {kind.name: kind for kind in kinds}
-        self.shared_schemas = list[dict[str, Any]]()
+        shared = list[dict[str, Any]]()
         for tool in dict.fromkeys(tools):
             schema = _schema(tool, "tools_file")
             if (name := tool.__name__) in self.tools:
                 raise UserError("tools_file", f"Two tools have the name {quote(name, 40)}.")
             self.tools[name] = tool
-            self.shared_schemas.append(schema)
-        self.environment_schemas = dict[str, list[dict[str, Any]]]()
+            shared.append(schema)
+        by_environment = dict[str, list[dict[str, Any]]]()
         for kind in kinds:
             if both := sorted(self.tools.keys() & set(kind.methods)):
                 what = f"{quote(both[0], 40)} is a function of the tools file and a method of {kind.title}; rename one."
                 raise UserError("environment", what)
-            schemas = [_schema(getattr(kind.pool[0], method), "environment") for method in kind.methods]
-            self.environment_schemas[kind.name] = schemas
+            methods = [getattr(kind.pool[0], method) for method in kind.methods]
+            by_environment[kind.name] = [_schema(method, "environment") for method in methods]
+        self.schemas = ToolSchemas(shared, by_environment)
         self._seats: dict[int, _Seat] = {}
         self._ended: list[tuple[int, list[ToolResult]]] = []
         self._changed = threading.Condition()

@@ -45,7 +45,6 @@ import yaml  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from backend.data.problems import fitted  # noqa: E402
 from backend.data.prompts import PromptStream  # noqa: E402
-from backend.tools.host import ToolSchemas  # noqa: E402
 from backend.tools.toolbox import EnvironmentKind, run_tools  # noqa: E402
 from backend.utils.errors import UserError  # noqa: E402
 from backend.training.schedules import learning_rates  # noqa: E402
@@ -288,8 +287,7 @@ class Prompts(Sequence[int | None]):
 
     def __init__(self, file: Path, tokenizer: Any, name: str = "") -> None:
         self._rows = load_dataset("json", data_files=str(file), split="train")
-        shown = ToolSchemas(TOOLS.shared_schemas, TOOLS.environment_schemas)
-        form = replace(rows_of_the_run.prompt_format(name), tools=shown)
+        form = replace(rows_of_the_run.prompt_format(name), tools=TOOLS.schemas)
         self._tokenizer, self._form = _Tokenizer(tokenizer), form
         self._where = file.stem
         self._chats: dict[int, Any] = {}

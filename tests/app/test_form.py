@@ -640,7 +640,7 @@ def test_tools_are_listed_from_the_source_and_once_allowed_as_the_model_reads_th
     about = {"name": "add", "description": "Add.", "parameters": {"properties": {"first": {"type": "integer"}}}}
     served = {"name": "now", "description": "", "parameters": {}}
     functions = [{"type": "function", "function": each} for each in (about, served)]
-    service.last("tools").answer({"shared": functions, "by_environment": None})
+    service.last("tools").answer({"shared": functions, "by_environment": {}})
     assert (
         field.status.text() == "These are the schemas that the model reads." and "integer, opt" in field.schema.text()
     )

@@ -189,7 +189,7 @@ def test_tools_and_environments_are_carried(tmp_path: Path) -> None:
     opened = (
         "import json, dataset; from backend.tools.toolbox import run_tools; dataset.prepare();"
         "tools = run_tools(dataset.settings()).open({}); row = json.loads(dataset.TRAIN.read_text());"
-        "print([*tools.tools], tools.environment_schemas['word'][0]['function']['name'], row['environment'])"
+        "print([*tools.tools], tools.schemas.by_environment['word'][0]['function']['name'], row['environment'])"
     )
     assert run_in(exported.path, opened).split("\n")[-2] == "['calculate'] guess word"
 

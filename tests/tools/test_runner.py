@@ -348,7 +348,7 @@ def names(schemas: list[dict[str, Any]]) -> list[str]:
 
 
 def test_public_functions_of_a_file_are_tools(load) -> None:
-    found = load(tools_file="mine.py").shared_schemas
+    found = load(tools_file="mine.py").schemas.shared
     assert names(found) == ["price", "wait"]  # no reward function
     assert found[0]["function"] == {
         "name": "price",
@@ -363,18 +363,18 @@ def test_public_functions_of_a_file_are_tools(load) -> None:
         },
         "return": {"type": "integer", "description": "The price."},
     }
-    assert names(load(tools_file="mine.py", tools=["wait"]).shared_schemas) == ["wait"]
+    assert names(load(tools_file="mine.py", tools=["wait"]).schemas.shared) == ["wait"]
     method = load(FILE + "buy = shop.buy\n", tools_file="mine.py", tools=["buy"])
-    assert names(method.shared_schemas) == ["buy"]
+    assert names(method.schemas.shared) == ["buy"]
 
 
 def test_public_methods_of_an_environment_are_tools(load) -> None:
     only = load(environment="mine.py::Shop")
-    assert {name: names(schemas) for name, schemas in only.environment_schemas.items()} == {"": ["buy", "opens"]}
+    assert {name: names(schemas) for name, schemas in only.schemas.by_environment.items()} == {"": ["buy", "opens"]}
     both = {"shop": "mine.py::Shop", "again": "mine.py::Shop", "plain": "mine.py::Plain"}
     several = load(environment=both, tools_file="mine.py")
-    assert names(several.environment_schemas["again"]) == ["buy", "opens"]
-    assert several.environment_schemas["plain"] == [] and names(several.shared_schemas) == ["price", "wait"]
+    assert names(several.schemas.by_environment["again"]) == ["buy", "opens"]
+    assert several.schemas.by_environment["plain"] == [] and names(several.schemas.shared) == ["price", "wait"]
     (reward,) = several.rewards()  # one for each class
     assert reward.about.name == "Shop" and reward.about.line == FILE[: FILE.index("def get_reward")].count("\n") + 1
 

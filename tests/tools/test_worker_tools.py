@@ -186,7 +186,7 @@ class FakeHost:
 
     def __init__(self, log: list[str], first: int, *names: str, text: str | None = None) -> None:
         self.log, self.first, self.text = log, first, text
-        self.schemas = ToolSchemas([{"function": {"name": name}} for name in names], {"": []} if text else None)
+        self.schemas = ToolSchemas([{"function": {"name": name}} for name in names], {"": []} if text else {})
         self.running: list[tuple[int, list[ToolResult]]] = []
 
     def begin(self, rows: Sequence[Mapping[str, Any]], poll: Poll) -> list[tuple[int, str | None]]:
@@ -267,7 +267,7 @@ def test_search_finds_the_passage_of_every_question() -> None:
 
 def test_wordle_marks_each_letter_once_and_scores_a_game() -> None:
     tools = RunTools(None, (), {"": (WORDLE, "Wordle")}).open({})
-    assert [schema["function"]["name"] for schema in tools.environment_schemas[""]] == ["guess"]
+    assert [schema["function"]["name"] for schema in tools.schemas.of()] == ["guess"]
     words = ("geese", "Crane", "toast", "crane")
     opening, *guesses = play(tools, *(ToolCall("guess", {"word": word}) for word in words), row={"answer": "crane"})
     assert opening.content.startswith("Guess the hidden word of 5 letters.")
