@@ -137,7 +137,7 @@ def standard_library() -> list[str]:
 
 
 READ_AS_TEXT = ("backend/*.py", "backend/*/*.py", "backend/*/*/*.py")
-"""Sources of ours that are read and not only run: `backend/config/loss_menu.py` and `backend/rewards/catalogue.py` make
+"""Sources of ours that are read and not only run: `backend/config/settings/` and `backend/rewards/catalogue.py` make
 menus of them, and an export for TRL carries parts of them (`backend/export/trl_folder.py`)."""
 
 

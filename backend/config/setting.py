@@ -112,6 +112,7 @@ class Choice:
     label: str
     sentence: str = ""
     is_hidden: bool = False  # a program writes this value, or it is never right: menus leave it out
+    paper: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def setting_from_field(key: str, field: FieldInfo) -> Setting:
     """The Setting behind a pydantic field declared with `setting`."""
     about = dict(cast("dict[str, Any]", field.json_schema_extra)["setting"])
     types = get_args(field.annotation) if isinstance(field.annotation, UnionType) else (field.annotation,)
-    choices = tuple(Choice(*entry) for entry in about.pop("choices", ()))
+    choices = tuple(Choice(*entry) if isinstance(entry, tuple) else entry for entry in about.pop("choices", ()))
     return Setting(
         key=key,
         kind=about.pop("kind", None) or ("choice" if choices else _KINDS[get_origin(types[0]) or types[0]]),

@@ -18,7 +18,7 @@ from huggingface_hub.constants import HUGGINGFACE_CO_URL_HOME
 from jinja2 import Environment
 
 from backend.config.config import SETTINGS, Config
-from backend.config.loss_menu import loss_menus
+from backend.config.setting import Choice
 from backend.config.stages import first_step, scoring_of, stage_at
 from backend.config.updates import OWN
 from backend.export.exports import ExportFormat
@@ -315,8 +315,7 @@ def _interval(found: MeanWithInterval | None, *, percent: bool = False) -> str:
 def _method_rows(facts: CardFacts) -> list[tuple[str, str]]:
     config, kl = facts.config, ""
     if config.kl_estimator != "k3" and config.beta:
-        name = next(row.name for row in loss_menus()["KL_ESTIMATORS"] if row.key == config.kl_estimator)
-        kl = f", estimator: {name.lower()}"
+        kl = f", estimator: {_choice('kl_estimator', config.kl_estimator).label.lower()}"
     # An optimizer or schedule of the program that trained is named as it is.
     optimizer = f"; {_plain(config.own_optimizer)}" if config.optimizer == OWN else ""
     rate = f"{config.learning_rate:g}, {config.lr_schedule}"
@@ -332,15 +331,19 @@ def _method_rows(facts: CardFacts) -> list[tuple[str, str]]:
     ]
 
 
+def _choice(key: str, value: str) -> Choice:
+    return next(choice for choice in SETTINGS[key].choices if choice.value == value)
+
+
 def _loss_sentence(config: Config) -> str:
-    loss = next(row for row in loss_menus()["LOSSES"] if row.key == config.grpo_loss_type)
-    level = next((row for row in loss_menus()["LEVELS"] if row.key == config.importance_sampling_level), None)
-    ratio = f", with importance ratios by {level.name.lower()}" if level and level.key != "token" else ""
+    loss = _choice("grpo_loss_type", config.grpo_loss_type)
+    level = _choice("importance_sampling_level", config.importance_sampling_level)
+    ratio = f", with importance ratios by {level.label.lower()}" if level.value != "token" else ""
     if config.ratio_against == "reference":
         ratio += ", with importance ratios against the reference model"
     number = loss.paper.removeprefix("arXiv:")
     paper = f"[{loss.paper}](https://arxiv.org/abs/{number})" if number != loss.paper else loss.paper
-    return f"The loss is {loss.name} ({paper}){ratio}: {loss.sentence[0].lower()}{loss.sentence[1:]}"
+    return f"The loss is {loss.label} ({paper}){ratio}: {loss.sentence[0].lower()}{loss.sentence[1:]}"
 
 
 def _code(text: str) -> str:

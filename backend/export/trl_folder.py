@@ -74,7 +74,7 @@ OF_THIS_MACHINE = (
 )
 """Settings with possible paths or keys that no exported file reads."""
 READ_AS_TEXT = ("backend/training/losses.py",)
-"""Modules read as text: `backend.config.loss_menu` builds menus from them."""
+"""Modules read as text: `backend.config.settings.grpo` builds menus from them."""
 RESOURCE = "resources/other_programs.yaml"  # what these modules read when they are imported
 _SETTING = "reward_functions_file"
 

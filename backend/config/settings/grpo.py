@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from pydantic import BaseModel
 
-from backend.config.loss_menu import loss_menus
-from backend.config.setting import MOST_COMPLETIONS, MOST_TOKENS, NEVER, setting
+from backend.config.setting import MOST_COMPLETIONS, MOST_TOKENS, NEVER, Choice, setting
 from backend.rewards.catalogue import DEFAULT_REWARDS
 
 _preference = partial(setting, section="preference", part="policy")
@@ -28,8 +29,28 @@ _USES = ("tools", "row_view", "prompt_text")
 _tools = partial(_generation, group="Tools and environments", used_by=_USES)
 _sapo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("sapo",)))
 _vespo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("vespo",)))
-_MENUS = {name: [(entry.key, entry.name, entry.sentence) for entry in menu] for name, menu in loss_menus().items()}
 _CORRECTED = ("sampling_correction", ("auto", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"))
+
+
+def _menus() -> dict[str, list[Choice]]:
+    """The tables of `backend/training/losses.py`, read as text: menus need no mlx."""
+    menus: dict[str, list[Choice]] = {}
+    file = Path(__file__).parents[2] / "training" / "losses.py"
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.AnnAssign(
+                target=ast.Name(id="LOSSES" | "LEVELS" | "KL_ESTIMATORS" as table),
+                value=ast.Dict(keys=keys, values=rows),
+            ):
+                for key, row in zip(keys, rows, strict=True):
+                    words = {str(word.arg): word.value for word in cast("ast.Call", row).keywords}
+                    name, sentence, paper = (ast.literal_eval(words[word]) for word in ("name", "sentence", "paper"))
+                    choice = Choice(ast.literal_eval(cast("ast.expr", key)), name, sentence, paper=paper)
+                    menus.setdefault(table, []).append(choice)
+    return menus
+
+
+_MENUS = _menus()
 
 
 class GrpoFields(BaseModel):
