@@ -31,6 +31,7 @@ from backend.utils.text import about_path, quote
 
 FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
 POLL_S = 1.0
+End = Literal["empty", "paused"]
 GOOD_ENDINGS = (0, 3)  # exit codes: finished, stopped on request
 _ADVICE = "fix or delete it, the runs keep their folders"
 
@@ -127,16 +128,16 @@ class QueueFile:
             self._write(replace(self._listed(), starting=None))  # the runner that wrote it is dead
         return handle
 
-    def start_next(self, otherwise: Callable[[Queue], None]) -> RunFolder | None:
-        """Take the next run out of the queue. Without one, or while paused, call `otherwise` under the lock on changes,
-        so that a runner that ends leaves no run behind that was added a moment too late."""
+    def start_next(self, runner: int) -> RunFolder | End:
+        """Take the next run out of the queue. Without one, or while paused, close the handle of the runner's lock under
+        the lock on changes, so that a runner that ends leaves no run behind that was added a moment too late."""
         with self._locked():
             queue = self.read()
             if queue.waiting and not queue.is_paused:
                 self._write(replace(self._listed(), starting=queue.waiting[0]))
                 return queue.waiting[0]
-            otherwise(queue)
-            return None
+            os.close(runner)
+            return "paused" if queue.waiting else "empty"
 
     def settle(self, run: RunFolder) -> None:
         """Note that the process of this run has ended. A run stays if another process holds it."""
@@ -236,16 +237,9 @@ def train_in_process(run: RunFolder) -> int:
 
 def train_queue(
     queue: QueueFile, say: Callable[[str], None], train: Callable[[RunFolder], int] = train_in_process
-) -> Literal["empty", "paused"]:
+) -> End:
     """Train until the queue is empty or paused; returns which. Raises UserError where another process runs it."""
-    lock = queue.hold_runner_lock()
-    left = Queue()
-
-    def give_up(queue: Queue) -> None:
-        nonlocal left, lock
-        os.close(lock)
-        left, lock = queue, -1
-
+    lock: int | None = queue.hold_runner_lock()
     try:
         while True:
             waits_for: RunFolder | None = None
@@ -254,9 +248,10 @@ def train_queue(
                     waits_for = other
                     say(f"Waits for {other.name}, which is training.")
                 time.sleep(POLL_S)
-            run = queue.start_next(give_up)
-            if run is None:
-                return "paused" if left.waiting else "empty"
+            run = queue.start_next(lock)
+            if isinstance(run, str):
+                lock = None
+                return run
             say(f"{run.name} begins.")
             code = train(run)
             is_held = run.is_locked()  # another process trains it: this one was refused, and that is no failure
@@ -275,5 +270,5 @@ def train_queue(
                 queue.change(is_paused=True)
                 say("The queue is paused, as after every failure.")
     finally:
-        if lock >= 0:
+        if lock is not None:
             os.close(lock)

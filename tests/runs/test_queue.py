@@ -83,7 +83,7 @@ def test_a_run_that_has_begun_waits_until_it_goes_on(queue: QueueFile) -> None:
     with pytest.raises(UserError, match="clone it to change them"):
         queue.rewrite_settings(stopped, "model: other\n")
     lock = queue.hold_runner_lock()
-    assert queue.start_next(lambda _: pytest.fail("there was one")) == stopped
+    assert queue.start_next(lock) == stopped
     os.close(lock)
     assert names(queue)[0] == "stopped", "its runner died before it went on: it waits again"
     with stopped.events.open("r+") as event_log:  # what the first moment of a resume does
@@ -99,7 +99,7 @@ def test_a_run_that_could_not_go_on_is_dropped(queue: QueueFile) -> None:
     stopped = begun("stopped")
     queue.add(stopped, first=True)
     lock = queue.hold_runner_lock()
-    queue.start_next(lambda _: None)
+    queue.start_next(lock)
     queue.settle(stopped)
     os.close(lock)
     assert names(queue) == ["a", "b", "c"]
@@ -136,8 +136,8 @@ def test_a_broken_file_is_told_and_stays_as_it_is(queue: QueueFile, text: str) -
 
 def test_the_run_that_is_being_started_waits_no_more_until_its_runner_dies(queue: QueueFile) -> None:
     lock = queue.hold_runner_lock()
-    run = queue.start_next(lambda _: pytest.fail("there was one"))
-    assert run is not None and run.name == "a"
+    run = queue.start_next(lock)
+    assert isinstance(run, RunFolder) and run.name == "a"
     assert names(queue) == ["b", "c"]
     with pytest.raises(UserError, match="does not wait"):
         queue.rewrite_settings(run, "model: other\n")  # its process may have read the old ones already
