@@ -158,7 +158,8 @@ def test_no_sentence_where_nothing_is_to_be_gained() -> None:
 def test_on_a_cpu_automatic_is_float32_where_memory_allows(settings: dict[str, Any], dtype: str, says: str) -> None:
     made = {"group_size": 8, "max_seq_length": 512, "quantization": "none"} | settings
     on_cpu, on_gpu = (estimated(64 * GB, gpu=gpu, **made) for gpu in (False, True))
-    assert (on_cpu.dtype, on_gpu.dtype) == (dtype, settings.get("dtype", "auto"))
+    chosen = on_cpu.memory.config.dtype, on_gpu.memory.config.dtype
+    assert chosen == (dtype, settings.get("dtype", "auto"))
     assert says in on_cpu.speed_note and bool(says) == bool(on_cpu.speed_note)
     assert "float32" not in on_gpu.speed_note and on_cpu.fits
 
