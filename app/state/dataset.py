@@ -20,7 +20,6 @@ LIMIT_SETTINGS = keys_used_by("prompt_limit")
 CODE_SETTINGS = ("reward_functions_file", "reward_network", "reward_timeout")
 """Settings that answers depend on if a map function makes the rows."""
 SETTLE_MS = 250
-OnAnswer = Callable[[dict[str, Any] | None], None]
 USES = {f"{use}_feature": use for use in ("prompt", "completion", "messages", "answer", "system", "type")}
 SPLITS = {"train": "Train", "valid": "Valid", "test": "Test"}
 SAMPLE_SIZE = 2000  # prompts counted for the line on Train
@@ -232,12 +231,12 @@ class Dataset(QObject):
         )
 
     def request(
-        self, question: str, on_answer: OnAnswer, owner: QObject, *, in_parts: bool = False, **which: Any
+        self, question: str, on_answer: Callable[[Any], None], owner: QObject, *, in_parts: bool = False, **which: Any
     ) -> int:
         """Ask about rows of the split; returns the number of the request. `in_parts`: progress is an answer too."""
         settings, split = self.settings(), self.split
 
-        def current(answer: dict[str, Any] | None) -> None:
+        def current(answer: Any) -> None:
             on_answer(answer if (self.settings(), self.split) == (settings, split) else None)
 
         return self._service.ask(

@@ -14,6 +14,7 @@ from typing import Any
 from backend.config.config import Config, keys_used_by
 from backend.data.files import Row
 from backend.data.preview import (
+    UNMEASURED,
     PromptLengths,
     cell_text,
     cut_problem,
@@ -111,26 +112,24 @@ def preview_choices(call: QuestionCall, settings: Settings) -> dict[str, list[st
     return hub_choices(config.data, config.dataset_config)
 
 
-def preview_rows(
-    call: QuestionCall, settings: Settings, split: str, start: int, count: int, numbers: Sequence[int] = ()
-) -> dict[str, Any]:
-    """{rows: [{column: text}], tokens: [a row's, None where not known], images: [a row's paths]}. `numbers`: rows to
-    show instead of `count` from `start` on."""
+def preview_rows(call: QuestionCall, settings: Settings, split: str, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """[{cells: {column: text}, tokens: None where not known, images: [path]}] of the rows with these numbers."""
     config, opened, rows, source = _open_split(settings, split)
-    indices = numbers or range(start, min(start + count, len(rows)))
-    cells = [{name: cell_text(value, CELL) for name, value in rows[index].items()} for index in indices]
-    lengths: list[int | None] = [None] * len(indices)
+    numbers = [number for number in numbers if number < len(rows)]
+    tally = None
     if is_warm(config):
         tokenizer = tokenizer_for(config)
         tally = _tally(opened, split, config, tokenizer)
-        tally.measure(indices, tokenizer)
-        lengths = [length if length >= 0 else None for length in (tally.lengths[index] for index in indices)]
-    prompt_format = PromptFormat.of(config, labelled=config.learns_labels)
-    images: list[list[str]] = [[] for _ in indices]
-    for found, index in zip(images, indices, strict=True):
+        tally.measure(numbers, tokenizer)
+    prompt_format, shown = PromptFormat.of(config, labelled=config.learns_labels), list[dict[str, Any]]()
+    for number in numbers:
+        row, images = rows[number], list[str]()
         with suppress(UserError):  # a row that training refuses
-            found += preview_problem(index, rows[index], None, prompt_format, source)[0].images
-    return {"rows": cells, "tokens": lengths, "images": images}
+            images = preview_problem(number, row, None, prompt_format, source)[0].images
+        tokens = tally.lengths[number] if tally is not None else UNMEASURED
+        cells = {name: cell_text(value, CELL) for name, value in row.items()}
+        shown.append({"cells": cells, "tokens": tokens if tokens >= 0 else None, "images": images})
+    return shown
 
 
 def preview_row(call: QuestionCall, settings: Settings, split: str, index: int) -> dict[str, Any]:

@@ -275,7 +275,7 @@ def test_pictures_of_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=str(file), **MAPPED)
     qtbot.waitUntil(lambda: page.model.columnCount() == 7 and page.model.rowCount() == 3)
     paths = [str(tmp_path / "red.png")] * 2
-    assert [page.model.index(row, 2).data(PICTURES_ROLE) for row in range(3)] == [(), paths, ()]
+    assert [page.model.index(row, 2).data(PICTURES_ROLE) for row in range(3)] == [[], paths, []]
     assert page.model.index(1, 2).data(Qt.ItemDataRole.AccessibleTextRole) == "red.png, red.png"
     assert page.table.selected_ranges() == [range(1)], "the whole row, the new column too"
     page.table.selectRow(1)
@@ -296,12 +296,12 @@ def test_rows_are_requested_when_visible(qtbot, page: DatasetPage, tmp_path: Pat
     show_dataset(qtbot, page, data=write_rows(tmp_path, 3000), **MAPPED)
     asked = page.session.service
     qtbot.waitUntil(lambda: page.model.index(0, 2).data() == "What is 0 plus 0?")
-    assert {with_["start"] for with_ in asked.of("preview_rows")} == {0}
+    assert {with_["numbers"][0] for with_ in asked.of("preview_rows")} == {0}
     assert page.model.index(2999, 2).data() == PLACEHOLDER
     page.table.scrollToBottom()
     qtbot.waitUntil(lambda: page.model.index(2999, 2).data() == "What is 2999 plus 2999?")
-    assert {with_["start"] for with_ in asked.of("preview_rows")} == {0, 2900}
-    assert all(with_["count"] == CHUNK for with_ in asked.of("preview_rows"))
+    assert {with_["numbers"][0] for with_ in asked.of("preview_rows")} == {0, 2900}
+    assert all(len(with_["numbers"]) == CHUNK for with_ in asked.of("preview_rows"))
 
 
 def test_prompts_by_how_often_a_run_solved_them(

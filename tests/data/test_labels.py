@@ -261,7 +261,9 @@ def test_the_dataset_page_shows_the_tools(tmp_path: Path, monkeypatch: pytest.Mo
     for index, problem in enumerate(trained):
         row = ask("preview_row", index=index)
         assert [token for piece in row["pieces"] for token in piece["ids"]] == problem.tokens and not row["faults"]
-    assert ask("preview_rows", start=0, count=2)["tokens"] == [len(problem.tokens) for problem in trained]
+    assert [row["tokens"] for row in ask("preview_rows", numbers=range(2))] == [
+        len(problem.tokens) for problem in trained
+    ]
     monkeypatch.undo()
     about |= {"environment": "", "mcp_servers": {"clock": {"command": "clock-server"}}}
     row = ask("preview_row", index=0)

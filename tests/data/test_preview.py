@@ -62,8 +62,8 @@ def test_overview_of_a_file_of_each_suffix(ask, tmp_path: Path, suffix: str) -> 
     assert overview["splits"] == {"train": counts}
     columns = [(column["name"], column["kind"], column["example"]) for column in overview["columns"]]
     assert columns == [("question", "text", "What is 1 plus 1?"), ("solution", "text", "2"), ("topic", "text", "sums")]
-    rows = ask("preview_rows", MAPPED | {"data": str(file)}, start=1, count=100)
-    assert rows["rows"] == [dict(row) for row in ROWS[1:]]
+    rows = ask("preview_rows", MAPPED | {"data": str(file)}, numbers=range(1, 100))
+    assert [row["cells"] for row in rows] == ROWS[1:]
 
 
 def test_each_column_has_the_kind_of_its_cells(ask, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_each_column_has_the_kind_of_its_cells(ask, tmp_path: Path) -> None:
     data = str(write(tmp_path / "rows.jsonl", rows=rows))
     kinds = [column["kind"] for column in ask("preview", {"data": data})["columns"]]
     assert kinds == ["messages", "empty", "number", "yes or no", "list", "object"]
-    cells = ask("preview_rows", {"data": data}, start=0, count=1)["rows"][0]
+    cells = ask("preview_rows", {"data": data}, numbers=[0])[0]["cells"]
     assert cells["prompt"] == "user: Hello\nassistant: Yes?" and cells["answer"] == "" and cells["more"] == '{"b": 1}'
 
 
@@ -82,7 +82,7 @@ def test_a_file_is_read_again_only_when_it_changes(ask, tmp_path: Path, monkeypa
     file = write(tmp_path / "rows.jsonl")
     for _ in range(3):
         ask("preview", MAPPED | {"data": str(file)})
-        ask("preview_rows", MAPPED | {"data": str(file)}, start=0, count=1)
+        ask("preview_rows", MAPPED | {"data": str(file)}, numbers=[0])
     assert len(reads) == 1
     before = ask("preview", MAPPED | {"data": str(file)})["written"]
     write(file, ROWS[:1])
@@ -150,7 +150,7 @@ def test_the_preview_shows_the_tokens_of_training(ask, tmp_path: Path, model: Pa
         assert (row["answer"], row["type"]) == (problem.answer, chat.get("kind"))
     lengths = [len(problem.tokens) for problem in trained if problem]
     assert dict(ask("preview_counts", settings)["lengths"]) == dict.fromkeys(lengths, 1)
-    assert ask("preview_rows", settings, start=0, count=3)["tokens"] == lengths
+    assert [row["tokens"] for row in ask("preview_rows", settings, numbers=range(3))] == lengths
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_without_the_model_there_are_no_tokens(ask, tmp_path: Path, name: str, s
     (fault,) = row["faults"]
     assert fault["setting"] == "model" and fault["sentence"].startswith(sentence)
     assert counts["no_tokens"] == fault["sentence"] and counts["seen"] == 4
-    assert ask("preview_rows", settings, start=0, count=3)["tokens"] == [None] * 3
+    assert [row["tokens"] for row in ask("preview_rows", settings, numbers=range(3))] == [None] * 3
 
 
 def test_a_cancelled_count_continues_where_it_stopped(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,14 +235,14 @@ def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Pat
     settings = MAPPED | {"data": str(file)}
     began = time.process_time()
     overview = ask("preview", settings)
-    ask("preview_rows", settings, start=0, count=100)
+    ask("preview_rows", settings, numbers=range(100))
     first = time.process_time() - began
     assert overview["splits"]["train"]["rows"] == 100_000
     assert first < 2.0, f"the first rows took {first:.1f} s"
     preview.tokenizer_for(preview.settings_of({"model": ""} | settings | {"model": str(tmp_path / "model-files")}))
     began = time.process_time()
     for start in range(0, 100_000, 10_000):
-        assert ask("preview_rows", settings, start=start, count=100)["tokens"][0]
+        assert ask("preview_rows", settings, numbers=range(start, start + 100))[0]["tokens"]
     per_page_s = (time.process_time() - began) / 10
     assert per_page_s < 0.1, f"a part of the table took {per_page_s * 1e3:.0f} ms"
 
@@ -255,7 +255,7 @@ def test_the_rows_of_a_large_file_are_estimated(ask, tmp_path: Path, monkeypatch
         file = write(tmp_path / f"large{suffix}", rows)
         split = ask("preview", MAPPED | {"data": str(file)})["splits"]["train"]
         assert split["rows"] == 40 and 900 < split["about"] < 1100, suffix
-        assert len(ask("preview_rows", MAPPED | {"data": str(file)}, start=0, count=100)["rows"]) == 40
+        assert len(ask("preview_rows", MAPPED | {"data": str(file)}, numbers=range(100))) == 40
 
 
 def test_a_labelled_row_tells_what_is_learnt(ask, tmp_path: Path, model: Path) -> None:
@@ -297,6 +297,6 @@ def test_a_map_function_is_previewed_once_its_file_may_run(ask, tmp_path: Path) 
         assert allowed["splits"]["train"]["rows"] == 2 and allowed["faults"] == []
         (note,) = allowed["notes"]
         assert note.startswith("1 of 3 rows of train are left out: the map function f returned None")
-        assert ask("preview_rows", settings, start=0, count=1)["rows"][0]["solution"] == "mapped"
+        assert ask("preview_rows", settings, numbers=[0])[0]["cells"]["solution"] == "mapped"
     finally:
         dataset_questions.close()

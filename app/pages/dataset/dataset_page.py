@@ -328,18 +328,15 @@ class DatasetPage(QWidget):
     def _request_chunk(self, start: int) -> None:
         generation = self._generation
 
-        def add(answer: dict[str, Any] | None) -> None:
+        def add(rows: list[dict[str, Any]] | None) -> None:
             if generation != self._generation:  # rows of a dataset or split that is no longer shown
                 return
-            if answer is None:
+            if rows is None:
                 self.model.release(start)
             else:
-                self.model.add_chunk(start, answer["rows"], answer["tokens"], answer["images"])
+                self.model.add_chunk(start, rows)
 
-        which: dict[str, Any] = {"start": start, "count": CHUNK}
-        if self.difficulty.currentData():
-            which["numbers"] = list(self.model.numbers[start : start + CHUNK])
-        self.dataset.request("preview_rows", add, self, **which)
+        self.dataset.request("preview_rows", add, self, numbers=list(self.model.numbers[start : start + CHUNK]))
 
     def _request_row(self) -> None:
         place = self.table.currentIndex().row()

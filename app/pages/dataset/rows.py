@@ -29,6 +29,8 @@ MAX_REQUESTS = 2
 """Chunks requested at a time: the view covers two at most."""
 MAX_CHUNKS = 60
 PLACEHOLDER = "…"
+GONE: Mapping[str, Any] = {"cells": {}, "tokens": None, "images": ()}
+"""A row that the dataset no longer has."""
 MIN_WIDE_WIDTH, MIN_WIDTH, MAX_WIDTH = 160, 56, 200
 """Width in pixels: least of the widest column, least and most of the others."""
 MEASURED_ROWS, MEASURED_CHARS = 30, 200
@@ -63,10 +65,10 @@ class RowModel(RowsModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.columns, self.prompt_limit = [], 0  # most tokens of a prompt
-        self.pictures: dict[int, Sequence[str]] = {}  # paths of a row's pictures, by its place in `numbers`
+        self.most_pictures = 0  # of a row so far
         self.numbers: Sequence[int] = ()  # of the dataset's rows, in the order shown
         self.solved: Mapping[int, str] = {}  # “3 of 8”, by row of the dataset
-        self._chunks: OrderedDict[int, tuple[Sequence[Mapping[str, str]], Sequence[int | None]]] = OrderedDict()
+        self._chunks: OrderedDict[int, Sequence[Mapping[str, Any]]] = OrderedDict()
         self._missing: list[int] = []
         self._requested: set[int] = set()
         # Requested after a pause: while the scroll bar is dragged, only the chunk where it comes to rest is needed.
@@ -79,8 +81,9 @@ class RowModel(RowsModel):
         figures += [Column("Solved", is_figure=True)] if self.solved else []
         self.columns = [*figures, *columns] if columns else []
         self.numbers, self.rows = numbers, range(len(numbers))
-        for held in (self._chunks, self._requested, self._missing, self.pictures):
+        for held in (self._chunks, self._requested, self._missing):
             held.clear()
+        self.most_pictures = 0
         self.endResetModel()
 
     def forget(self) -> None:
@@ -89,13 +92,11 @@ class RowModel(RowsModel):
         for start in self._chunks:
             self._schedule(start)
 
-    def add_chunk(
-        self, start: int, rows: Sequence[Mapping[str, str]], tokens: Sequence[int | None], images: Sequence[Any] = ()
-    ) -> None:
-        """Add a requested chunk: cells by column name, and each prompt's tokens (None if unknown) and image paths."""
-        self._chunks[start] = (rows, tokens)
-        self.pictures |= {start + place: paths for place, paths in enumerate(images) if paths}
-        if self.pictures and PICTURES not in self.columns:
+    def add_chunk(self, start: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add a requested chunk: each row's cells by column, the tokens of its prompt (None if unknown), its images."""
+        self._chunks[start] = rows
+        self.most_pictures = max([self.most_pictures, *(len(row["images"]) for row in rows)])
+        if self.most_pictures and PICTURES not in self.columns:
             at = next((at for at, each in enumerate(self.columns) if isinstance(each, DataColumn)), 0)
             self.beginInsertColumns(QModelIndex(), at, at)
             self.columns.insert(at, PICTURES)
@@ -124,13 +125,10 @@ class RowModel(RowsModel):
                 self._requested.add(start)
                 self.chunk_requested.emit(start)
 
-    def held(self, row: int) -> tuple[Mapping[str, str], int | None] | None:
-        """The cells of a row by column name and the tokens of its prompt; None while they are not here."""
-        start = row - row % CHUNK
-        if start not in self._chunks:
-            return None
-        rows, tokens = self._chunks[start]
-        return (rows[row - start], tokens[row - start]) if row - start < len(rows) else ({}, None)
+    def held(self, row: int) -> Mapping[str, Any] | None:
+        """A row of `add_chunk`; None while it is not here."""
+        chunk, place = self._chunks.get(row - row % CHUNK), row % CHUNK
+        return None if chunk is None else chunk[place] if place < len(chunk) else GONE
 
     def text(self, row: int, column: int) -> str:
         if column == ROW:
@@ -144,12 +142,12 @@ class RowModel(RowsModel):
             return PLACEHOLDER
         self._chunks.move_to_end(start)
         if isinstance(about, DataColumn):
-            return " ".join(held[0].get(about.name, "").split())
-        return f"{held[1]:,}" if column == TOKENS and held[1] is not None else ""
+            return " ".join(held["cells"].get(about.name, "").split())
+        return f"{held['tokens']:,}" if column == TOKENS and held["tokens"] is not None else ""
 
     def colour(self, row: int, column: int) -> str:
         if column == TOKENS and (held := self.held(row)) is not None:
-            return "warning" if held[1] is not None and held[1] > self.prompt_limit else "muted"
+            return "warning" if held["tokens"] is not None and held["tokens"] > self.prompt_limit else "muted"
         about = self.columns[column]
         return "text" if isinstance(about, DataColumn) and about.use else "muted"
 
@@ -159,7 +157,7 @@ class RowModel(RowsModel):
     def extra(self, row: int, index: Index, role: int) -> Any:
         if self.columns[index.column()] is not PICTURES or role not in (PICTURES_ROLE, AS_TEXT):
             return None
-        paths = self.pictures.get(row, ())
+        paths = (self.held(row) or GONE)["images"]
         return paths if role == PICTURES_ROLE else ", ".join(Path(path).name for path in paths)
 
 
@@ -207,11 +205,13 @@ class RowTable(BaseTable):
         columns, advance = self._rows.columns, self.fontMetrics().horizontalAdvance
         if not columns:
             return
-        self.verticalHeader().setDefaultSectionSize(theme.scaled(PICTURE_ROW if self._rows.pictures else ROW_HEIGHT))
+        self.verticalHeader().setDefaultSectionSize(
+            theme.scaled(PICTURE_ROW if self._rows.most_pictures else ROW_HEIGHT)
+        )
         digits = advance(f"{self._rows.rowCount():,}") + 2 * CELL_PADDING + 6
         widths, wide = {ROW: max(theme.scaled(52), digits), TOKENS: theme.scaled(68), SOLVED: theme.scaled(96)}, SOLVED
         least, most = theme.scaled(MIN_WIDTH), max(theme.scaled(MAX_WIDTH), self.viewport().width() // 4)
-        measured = [held[0] for held in map(self._rows.held, range(MEASURED_ROWS)) if held is not None]
+        measured = [held["cells"] for held in map(self._rows.held, range(MEASURED_ROWS)) if held is not None]
         for place, each in enumerate(columns):
             if isinstance(each, DataColumn):
                 texts = [self.horizontalHeader().fontMetrics().horizontalAdvance(each.title)]
@@ -220,8 +220,8 @@ class RowTable(BaseTable):
                 widths[place] = max(least, min(widest, max(texts) + 2 * CELL_PADDING + 10))
                 wide = place if each.wide else wide
             elif each is PICTURES:
-                count = max(map(len, self._rows.pictures.values()))
-                widths[place] = theme.scaled(max(MIN_WIDTH + 8, min(count, IN_A_CELL + 1) * PICTURE_ROW))
+                count = min(self._rows.most_pictures, IN_A_CELL + 1)
+                widths[place] = theme.scaled(max(MIN_WIDTH + 8, count * PICTURE_ROW))
         others = sum(width for place, width in widths.items() if place != wide)
         least = min(theme.scaled(MIN_WIDE_WIDTH), widths[wide])
         widths[wide] = max(least, self.viewport().width() - others)
