@@ -76,12 +76,18 @@ class Speculation:
         if verified is not None and 1 + self._accepted > margin * verified / step:
             self._trials[rows] = 0, self._rollout + 1
             return PASSES
-        is_good = 1 + self._accepted >= MARGIN  # else no number of rows pays
+        costs = [  # of a pass, in steps
+            self._seconds[n, True] / t
+            for (n, drafted), t in self._seconds.items()
+            if not drafted and (n, True) in self._seconds
+        ]
+        is_slow = 1 + self._accepted < min(costs, default=0.0)  # a pass takes more steps than it saves
+        is_good = 1 + self._accepted >= MARGIN and not is_slow  # else no number of rows pays
         trials, next_rollout = self._trials.get(rows if is_good else 0, (0, 0))
         if is_ragged or self._rollout < next_rollout or (self.drafts.is_free and not is_good):
             return 0
-        # Good drafts whose time is known took too long, and will again.
-        distance = min(trials + (3 if is_good and verified is not None else 0), 6)
+        # Drafts whose time is known took too long, and will again.
+        distance = min(trials + (3 if is_slow or (is_good and verified is not None) else 0), 6)
         self._trials[rows if is_good else 0] = trials + 1, self._rollout + (1 << distance)
         return TRIAL if is_good else PROBE
 
