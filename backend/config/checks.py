@@ -13,7 +13,6 @@ from backend.config.setting import LARGEST_WEIGHT, MOST_COMPLETIONS, Modes
 from backend.config.settings.training import EIGHT_BIT
 from backend.config.updates import DEFAULT_FINAL, OF_THE_RATE, OWN
 from backend.runs.metric_names import EVALUATION, condition_fault, metric_fault
-from backend.sampling.output_grammar import held_output_faults
 from backend.tools.mcp_settings import openenv_fault, server_fault
 from backend.trainer.trackers.targets import project_fault, report_to_fault
 from backend.utils.errors import ConfigProblem
@@ -285,6 +284,14 @@ RULES: tuple[Rule, ...] = (
     Rule("tracker_project", "{found}").when(lambda c: project_fault(c.tracker_project)),
     Rule("lm_studio_name", "The LM Studio export name {found}.").when(lambda c: _unsafe(c.lm_studio_name)),
     Rule("run_name", "The run folder name {found}.").when(lambda c: _unsafe(c.run_name)),
+    Rule("output_schema", "Output is held to a regex or to a schema, not to both; clear one of the two.").when(
+        lambda c: c.output_regex and c.output_schema
+    ),
+    Rule(
+        "ratio_against",
+        "Held output is corrected for against the policy that sampled, but Ratio against is the reference model; "
+        "turn one of the two back.",
+    ).when(lambda c: (c.output_regex or c.output_schema) and c.ratio_against == "reference"),
 )
 
 
@@ -312,8 +319,6 @@ def cross_setting_faults(values: Mapping[str, Any]) -> list[ConfigProblem]:
         with suppress(_InvalidSettingError):
             if found := condition(settings):
                 faults.append(ConfigProblem(setting, sentence.format_map({**values, "found": found})))
-    with suppress(_InvalidSettingError):
-        faults += held_output_faults(settings.output_regex, settings.output_schema, settings.ratio_against)
     return faults
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from backend.utils.documents import parse_json
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import UserError
 from backend.utils.files import read_text, user_path
 from backend.utils.text import quote
 
@@ -26,17 +25,3 @@ def schema_text(value: str) -> str:
 
 def is_schema(value: str) -> bool:
     return value.lstrip().startswith("{")
-
-
-def held_output_faults(regex: str, schema: str, ratio_against: str) -> Iterator[ConfigProblem]:
-    """The problems of these settings together."""
-    if regex and schema:
-        yield ConfigProblem(
-            "output_schema", "Output is held to a regex or to a schema, not to both; clear one of the two."
-        )
-    if (regex or schema) and ratio_against == "reference":
-        yield ConfigProblem(
-            "ratio_against",
-            "Held output is corrected for against the policy that sampled, but Ratio against is the reference model; "
-            "turn one of the two back.",
-        )
