@@ -78,20 +78,20 @@ def bundled_rubrics() -> dict[str, Path]:
     return {path.stem: path for path in sorted((resources() / "rubrics").glob("*.toml"))}
 
 
-def rubric_path(rubric: str, base: Path | None = None) -> Path | None:
+def rubric_path(rubric: str) -> Path | None:
     """The file of a judge's `rubric`; None for a plain text. Raises UserError for what cannot be a path."""
     if (name := rubric.strip()) in (bundled := bundled_rubrics()):
         return bundled[name]
     if "\n" not in name and name.lower().endswith(SUFFIXES):
-        return user_path(name, SETTING, base or Path.cwd())
+        return user_path(name, SETTING, Path.cwd())
     if len(name.split()) == 1 and (near := difflib.get_close_matches(name, bundled, n=1)):
         raise UserError(SETTING, f"There is no rubric {quote(name, 40)}; the nearest is {near[0]}.")
     return None
 
 
-def read_rubric(rubric: str, base: Path | None = None) -> Rubric:
-    """A judge's `rubric`: a text, a file relative to `base`, or a bundled one's name. Raises UserError."""
-    path = rubric_path(rubric, base)
+def read_rubric(rubric: str) -> Rubric:
+    """A judge's `rubric`: a text, a file, or a bundled one's name. Raises UserError."""
+    path = rubric_path(rubric)
     try:
         if path is None:
             return Rubric(text=rubric.strip())

@@ -254,7 +254,7 @@ def test_arguments_that_cannot_be_used(arguments: dict[str, Any], message: str) 
 def test_rubrics_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "mine.toml").write_text(text)
     with pytest.raises(UserError, match=message):
-        read_rubric("mine.toml", tmp_path)
+        read_rubric(str(tmp_path / "mine.toml"))
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".json"])

@@ -175,20 +175,6 @@ def test_a_task_kept_for_the_next_step_ends_quietly(scorer, process: RewardWorke
     assert capsys.readouterr().err == ""
 
 
-def test_a_wait_for_a_function_can_be_given_up(scorer) -> None:
-    mine = scorer("def slow(completions): time.sleep(60)\n", "slow")
-    mine.load()
-
-    class GivenUp(Exception): ...
-
-    def give_up() -> None:
-        raise GivenUp
-
-    with pytest.raises(GivenUp):
-        mine.score([make_group("a", "b")], 0, [1.0], 60.0, STATE, give_up)
-    assert mine.host._child is None
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_function_that_hangs_ends_with_its_trainer(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
