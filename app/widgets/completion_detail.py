@@ -174,11 +174,8 @@ class CompletionDetail(QFrame):
         title = label("Prompt", theme.heading_font(), minimumHeight=theme.scaled(22))
         self.head = row((title, 0, Qt.AlignmentFlag.AlignTop), (self._answer, 1), spacing=2 * theme.SPACE)
         side = holder(column(self.head, (row(self.pictures, (self.prompt, 1)), 1), spacing=6))
-        self._splitter = splitter(side, self.completion, gap=2 * theme.SPACE, stretch=(2, 3), upright=upright)
-        row(self._splitter, into=self, margins=(12, 10, 12, 12))
-
-    def set_upright(self, upright: bool) -> None:
-        self._splitter.setOrientation(Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal)
+        self.parts = splitter(side, self.completion, gap=2 * theme.SPACE, stretch=(2, 3), upright=upright)
+        row(self.parts, into=self, margins=(12, 10, 12, 12))
 
     def show_completion(self, row: Mapping[str, Any], completion: Mapping[str, Any] | None) -> None:
         answer = row.get("answer")

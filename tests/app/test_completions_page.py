@@ -293,7 +293,7 @@ def test_logged_values(qtbot, page: CompletionsPage, logged_run: Path) -> None:
     assert page.bar.query.measure == "logged:digits", "the condition stays where a step has nothing of it"
     page.bar.reset()
 
-    page.bar.search.searched.emit("K<1>")
+    page.bar.searched.emit("K<1>")
     qtbot.waitUntil(lambda: texts_shown(page) == ["text 2", "text 2"])
     assert page.model.logged == {"digits": True, "kind": False, "Reward": True, "f/explanation": False}
 

@@ -75,17 +75,13 @@ def test_consent_is_asked_once(reward_file: Path, tmp_path: Path) -> None:
         assert consent.obtain(ours) and len(dialog.requests) == 2, "what ships needs no consent"
 
 
-def test_run_starts_nothing_without_consent(session: Session, tmp_path: Path, monkeypatch) -> None:
-    started: list[Any] = []
-    monkeypatch.setattr("app.state.run_starter.start_detached", lambda *arguments: started.append(arguments))
+def test_run_starts_nothing_without_consent(session: Session, tmp_path: Path, started, told) -> None:
     session.draft.update(small_run.settings_for(tmp_path) | small_run.low_half(tmp_path))
     assert session.draft.problems() == []
     session.consent.ask = dialog = FakeDialog(False)
-    messages: list[str] = []
-    session.messages.said.connect(messages.append)
     session.starter.start()
     assert started == [] and len(dialog.requests) == 1
-    assert messages[-1] == "The code was not allowed to run, so nothing was started."
+    assert told[-1] == "The code was not allowed to run, so nothing was started."
     run = RunFolder(tmp_path / "run")
     small_run.write_config(
         run.config, {"model": "m", "data": "d", "reward_functions_file": str(tmp_path / "low_half.py")}
@@ -107,19 +103,15 @@ def hosts_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_machines_need_consent(session: Session, tmp_path: Path, hosts_file: Path, monkeypatch) -> None:
-    started: list[Any] = []
-    monkeypatch.setattr("app.state.run_starter.start_detached", lambda *arguments: started.append(arguments))
+def test_machines_need_consent(session: Session, tmp_path: Path, hosts_file: Path, started, told) -> None:
     asked: list[HostsToAllow] = []
-    messages: list[str] = []
-    session.messages.said.connect(messages.append)
     session.consent.ask_hosts = lambda request: bool(asked.append(request)) or len(asked) == 4
     session.draft.update(small_run.settings_for(tmp_path, hosts=str(hosts_file)))
     assert session.draft.problems() == []
     session.starter.start()
     session.starter.queue()
     assert started == [] and len(asked) == 2 and not session.queue.waiting
-    assert messages[-1] == "The machines of the hosts file may not be contacted, so nothing was started."
+    assert told[-1] == "The machines of the hosts file may not be contacted, so nothing was started."
     run = RunFolder(tmp_path / "run")
     small_run.write_config(run.config, {"model": "m", "data": "d", "hosts": "../hosts.json"})
     session.starter.queue_existing(run)

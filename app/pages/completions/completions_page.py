@@ -208,8 +208,7 @@ class CompletionsPage(QWidget):
         to_screen = self.table.viewport().mapToGlobal
         self.table.customContextMenuRequested.connect(lambda at: self.menu().popup(to_screen(at)))
         configure(self.table, touched=self._stop_following, activated=self.go_to_step, sort_requested=self.sort)
-        configure(self.bar, changed=self._show_again, moved=self.move)
-        self.bar.search.searched.connect(self.find)
+        configure(self.bar, changed=self._show_again, moved=self.move, searched=self.find)
         session.run_changed.connect(self._on_run_changed)
         self._on_run_changed()
 
@@ -218,8 +217,8 @@ class CompletionsPage(QWidget):
         wide = self.width() >= theme.scaled(WIDE)
         orientation = Qt.Orientation.Horizontal if wide else Qt.Orientation.Vertical
         if orientation != self.parts.orientation():  # on a change only: the user may have moved the handle
+            self.detail.parts.setOrientation(self.parts.orientation())  # each way the two split in turn
             self.parts.setOrientation(orientation)
-            self.detail.set_upright(wide)
             self.parts.setSizes([self.width(), theme.scaled(BESIDE)] if wide else [self.height(), theme.scaled(DETAIL)])
 
     def _on_run_changed(self) -> None:
@@ -570,12 +569,17 @@ def _nearest(steps: list[int], step: int) -> int:
 class FilterBar(QWidget):
     changed = Signal()  # query or scope
     moved = Signal(int)
+    searched = Signal(str)  # another text, "" for none
 
     def __init__(self) -> None:
         super().__init__()
         self._prompt: int | None = None
+        self._sought = ""
         self.right = ""  # the reward function that tells a right completion
-        self.search = SearchLine()
+        self._typing = configure(QTimer(self, singleShot=True, interval=TYPING_MS), timeout=self._search)
+        tip = "Searches prompts, completions and texts that reward functions logged, over the whole run"
+        self.search = SearchEdit("Find text in prompts and completions", tip=tip, returnPressed=self._search)
+        configure(self.search, minimumWidth=theme.scaled(140), textChanged=lambda _: self._typing.start())
         self.scope = Segments({STEP: "This step", RUN: "Whole run"}, "Completions of")
         labels = {name: about.label for name, about in FILTERS.items()}
         tips = [each.sentence for each in FILTERS.values()]
@@ -620,7 +624,9 @@ class FilterBar(QWidget):
     def reset(self) -> None:
         with QSignalBlocker(self):
             self.show_filter(ALL)
-            self.search.forget()
+            self._sought = ""
+            self.search.clear()
+            self._typing.stop()
             self._prompt = None
             self.scope.choose(STEP)
             self.report("")
@@ -651,27 +657,9 @@ class FilterBar(QWidget):
         set_shown(self._second, is_score or self._prompt is not None or bool(self.found.text()))
         self.filter.setToolTip(FILTERS[self.filter.currentData()].sentence)
 
-
-class SearchLine(SearchEdit):
-    """The search, a moment after the last key, and at once on Return."""
-
-    searched = Signal(str)
-
-    def __init__(self) -> None:
-        super().__init__("Find text in prompts and completions")
-        tip = "Searches prompts, completions and texts that reward functions logged, over the whole run"
-        configure(self, toolTip=tip, minimumWidth=theme.scaled(140), returnPressed=self._search)
-        self._last = ""
-        self._timer = configure(QTimer(self, singleShot=True, interval=TYPING_MS), timeout=self._search)
-        self.textChanged.connect(lambda: self._timer.start())
-
-    def forget(self) -> None:
-        self._last = ""
-        self.clear()
-        self._timer.stop()
-
     def _search(self) -> None:
-        self._timer.stop()
-        if self.text() != self._last:
-            self._last = self.text()
-            self.searched.emit(self._last)
+        """A moment after the last key, and at once on Return."""
+        self._typing.stop()
+        if self.search.text() != self._sought:
+            self._sought = self.search.text()
+            self.searched.emit(self._sought)

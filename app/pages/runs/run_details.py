@@ -13,7 +13,18 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QLineEdit, QTreeWidget, QTree
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, ProseEdit
 from app.widgets.basic.labels import label, plain_tip, show_text
-from app.widgets.basic.layout import TabArea, clear_layout, column, configure, grid, holder, row, set_shown, show_all
+from app.widgets.basic.layout import (
+    TabArea,
+    clear_layout,
+    column,
+    configure,
+    connect,
+    grid,
+    holder,
+    row,
+    set_shown,
+    show_all,
+)
 from app.widgets.basic.number_format import file_size, moment
 from app.widgets.run_header import StateChip
 from backend.config.config import SETTINGS
@@ -25,51 +36,6 @@ from backend.utils.errors import UserError
 SAVE_AFTER_MS = 600
 MOST_RELATIVES = 8
 FAINT_PARTS = 0.005  # parts of the disk use below this share are not listed
-
-
-class LineageTree(QTreeWidget):
-    run_chosen = Signal(str)
-
-    def __init__(self) -> None:
-        super().__init__()
-        configure(
-            self,
-            accessibleName="Parents and clones of the run",
-            headerHidden=True,
-            frameShape=QFrame.Shape.NoFrame,
-            indentation=theme.scaled(16),
-            itemsExpandable=False,
-            textElideMode=Qt.TextElideMode.ElideMiddle,
-            horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
-        )
-
-        def choose(item: QTreeWidgetItem, _column: int) -> None:
-            self.run_chosen.emit(item.data(0, Qt.ItemDataRole.UserRole))
-
-        configure(self, itemClicked=choose, itemActivated=choose)
-
-    def show_family(self, family: Mapping[str, Sequence[str]], titles: Mapping[str, str], current: str) -> None:
-        """`family`: run → its clones, the oldest first (`RunList.family_of`)."""
-        self.clear()
-        items: dict[str, QTreeWidgetItem] = {}
-
-        def make(name: str) -> QTreeWidgetItem:
-            item = items[name] = QTreeWidgetItem([titles.get(name, f"{name} (not here)")])
-            item.setData(0, Qt.ItemDataRole.UserRole, name)
-            item.setToolTip(0, plain_tip(name))
-            item.setFont(0, theme.heading_font() if name == current else theme.body_font())
-            if name not in titles:
-                item.setForeground(0, theme.palette().muted)
-            return item
-
-        for name, children in family.items():
-            if name not in items:
-                self.addTopLevelItem(make(name))
-            for child in children:
-                if child not in items:  # a hand-edited parent.json could close a circle
-                    items[name].addChild(make(child))
-        self.expandAll()
-        self.setFixedHeight(min(len(items), MOST_RELATIVES) * self.sizeHintForRow(0) + 2 * self.frameWidth() + 2)
 
 
 class RunDetails(TabArea):
@@ -92,7 +58,17 @@ class RunDetails(TabArea):
         self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.chip, self.when = StateChip(), label(role="muted")
         self.problem = label(role="problem", wrap=True)
-        self.family = configure(LineageTree(), run_chosen=self.run_chosen)
+        self.family = configure(
+            QTreeWidget(),
+            accessibleName="Parents and clones of the run",
+            headerHidden=True,
+            frameShape=QFrame.Shape.NoFrame,
+            indentation=theme.scaled(16),
+            itemsExpandable=False,
+            textElideMode=Qt.TextElideMode.ElideMiddle,
+            horizontalScrollBarPolicy=no_bar,
+        )
+        connect(self._choose, self.family.itemClicked, self.family.itemActivated)
         self.machines = label(wrap=True)
         self.settings, self.disk = (grid((), stretch=1, spacing=(theme.SPACE, 2)) for _ in range(2))
         self.free = LinkButton("Free space…", clicked=self.free_requested)
@@ -147,7 +123,7 @@ class RunDetails(TabArea):
         show_text(self.problem, record.notes_problem)
         for widget in (self.tags, self.note):
             widget.setEnabled(not record.notes_problem)
-        self.family.show_family(family, titles, about.name)
+        self._show_family(family, titles, about.name)
         counts = Counter(about.machines).items() if (about.ranks or 1) > 1 else ()
         named = [f"{name} ({count} ranks)" if count > 1 else name for name, count in counts]
         machines = ", ".join(named) or (f"{about.ranks} ranks" if (about.ranks or 1) > 1 else "")
@@ -161,6 +137,31 @@ class RunDetails(TabArea):
         _fill(self.settings, settings or [("All are the defaults.", "")])
         parts = [(PARTS[part], size) for part, size in record.disk.items() if size > record.bytes * FAINT_PARTS]
         _fill(self.disk, [(name, file_size(size)) for name, size in [("Together", record.bytes), *parts]])
+
+    def _choose(self, item: QTreeWidgetItem, _column: int) -> None:
+        self.run_chosen.emit(item.data(0, Qt.ItemDataRole.UserRole))
+
+    def _show_family(self, family: Mapping[str, Sequence[str]], titles: Mapping[str, str], current: str) -> None:
+        tree, items = self.family, dict[str, QTreeWidgetItem]()
+        tree.clear()
+
+        def make(name: str) -> QTreeWidgetItem:
+            item = items[name] = QTreeWidgetItem([titles.get(name, f"{name} (not here)")])
+            item.setData(0, Qt.ItemDataRole.UserRole, name)
+            item.setToolTip(0, plain_tip(name))
+            item.setFont(0, theme.heading_font() if name == current else theme.body_font())
+            if name not in titles:
+                item.setForeground(0, theme.palette().muted)
+            return item
+
+        for name, children in family.items():
+            if name not in items:
+                tree.addTopLevelItem(make(name))
+            for child in children:
+                if child not in items:  # a hand-edited parent.json could close a circle
+                    items[name].addChild(make(child))
+        tree.expandAll()
+        tree.setFixedHeight(min(len(items), MOST_RELATIVES) * tree.sizeHintForRow(0) + 2 * tree.frameWidth() + 2)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if watched is self.note and event.type() == QEvent.Type.FocusOut:
