@@ -23,7 +23,7 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.control import Stopped
 from backend.trainer.run_process import train
 from tests.support import small_run
-from tests.support.rank_threads import ThreadCollectives, ThreadLeader, ThreadWorkers, inboxes, on_ranks
+from tests.support.rank_threads import ThreadCollectives, connected, on_ranks, thread_channel
 from tests.support.reward_models import write_reward_model
 from tests.support.scripted_turns import script_turns
 from tests.support.tool_tokenizers import call, tool_model
@@ -63,17 +63,21 @@ def train_on_threads(raw: dict[str, Any], run: RunFolder, size: int, until: int 
 
     if size == 1:
         return train(parse(raw), run, command="a test", look=look, changes=changes)
-    messages = inboxes(size)
+    pairs = {rank: connected() for rank in range(1, size)}
 
     def of_rank(ranks: ThreadCollectives) -> Any:
-        if ranks.rank:
-            return work(ThreadLeader(ranks, messages), ranks)
-        workers = ThreadWorkers(ranks, messages)
-        leader = Leader(workers, ranks, "threads")
+        channel = thread_channel(ranks, pairs)
         try:
-            return train(parse(raw), run, command="a test", look=look, changes=changes, load=leader.load_context)
+            if ranks.rank:
+                return work(channel, ranks)
+            load = Leader(channel, ranks, "threads").load_context
+            return train(parse(raw), run, command="a test", look=look, changes=changes, load=load)
+        except BaseException as error:
+            if ranks.rank:
+                channel.fault(error)
+            raise
         finally:
-            workers.close()
+            channel.close()
 
     return on_ranks(size, of_rank)[0]
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import queue
+import socket
 import threading
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
 
-from backend.distributed.channel import GOODBYE, ChannelMessage
+from backend.distributed.channel import GOODBYE, ChannelMessage, LeaderChannel, WorkerChannel
 from backend.distributed.collectives import FlatCollectives
-from backend.distributed.messages import decode, encode
-from backend.distributed.ranks import LostRankError, RankInfo
+from backend.distributed.ranks import RankInfo
 
 T = TypeVar("T")
 LOST_S = 60.0  # how long a rank waits for the others: one of them has failed then, and its error is the one to show
@@ -43,10 +40,6 @@ class Meeting:
 
     def break_off(self) -> None:
         self._barrier.abort()
-
-    @property
-    def is_broken(self) -> bool:
-        return self._barrier.broken
 
 
 class ThreadCollectives(FlatCollectives):
@@ -88,59 +81,39 @@ def on_ranks(size: int, work: Callable[[ThreadCollectives], T]) -> list[T]:
     return [results[rank] for rank in range(size)]
 
 
-class ThreadLink:
-    """One end of the channel of `ranks`; rank 0 has an inbox that all workers write to."""
+class TurnTaking:
+    """A channel during whose waits the others compute."""
 
-    def __init__(self, ranks: ThreadCollectives, inboxes: list[queue.SimpleQueue[ChannelMessage]]) -> None:
-        self._ranks, self._inboxes = ranks, inboxes
-        self.machines = [RankInfo(rank, f"thread-{rank}") for rank in range(len(inboxes))]
+    turn: threading.Lock
 
-    def receive(self, timeout: float | None = None) -> ChannelMessage | None:
-        meeting, ends = self._ranks.meeting, None if timeout is None else time.monotonic() + timeout
-        while True:
-            meeting.turn.release()
-            try:
-                return self._inboxes[self._ranks.rank].get(timeout=0.01)
-            except queue.Empty:
-                if meeting.is_broken:
-                    raise threading.BrokenBarrierError from None
-            finally:
-                meeting.turn.acquire()
-            if ends is not None and time.monotonic() >= ends:
-                return None
-
-    def check(self) -> None: ...
-
-    def _put(self, rank: int, kind: str, body: Mapping[str, Any]) -> None:
-        stream = io.BytesIO(encode(kind, body))
-        message = decode(lambda count: bytearray(stream.read(count)))
-        self._inboxes[rank].put(ChannelMessage(self._ranks.rank, *message))
-
-    def close(self) -> None:
-        """Of the leader."""
-        for rank in range(1, len(self._inboxes)):
-            self._put(rank, GOODBYE, {})
+    def receive(self, *wait: Any) -> Any:
+        self.turn.release()
+        try:
+            return super().receive(*wait)  # pyright: ignore
+        finally:
+            self.turn.acquire()
 
 
-class ThreadWorkers(ThreadLink):
-    def slowest(self) -> int:
-        return 1
-
-    def give_up(self, rank: int, why: str) -> NoReturn:
-        raise LostRankError(self.machines[rank], why)
-
-    def send(self, rank: int, kind: str, **body: Any) -> None:
-        self._put(rank, kind, body)
-
-    def send_to_all(self, kind: str, **body: Any) -> None:
-        for rank in range(1, len(self._inboxes)):
-            self._put(rank, kind, body)
+class ThreadWorkers(TurnTaking, LeaderChannel):
+    pass
 
 
-class ThreadLeader(ThreadLink):
-    def send(self, kind: str, **body: Any) -> None:
-        self._put(0, kind, body)
+class ThreadLeader(TurnTaking, WorkerChannel):
+    def _end_process(self, why: str) -> None:  # of the leader, which has failed: its error is the one to show
+        self._inbox.put(ChannelMessage(0, GOODBYE, {}))
 
 
-def inboxes(size: int) -> list[queue.SimpleQueue[ChannelMessage]]:
-    return [queue.SimpleQueue() for _ in range(size)]
+def connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return socket.create_connection(server.getsockname()), server.accept()[0]
+
+
+def thread_channel(ranks: ThreadCollectives, pairs: dict[int, tuple[socket.socket, socket.socket]]) -> Any:
+    """The end of the channel of one of `ranks`; `pairs`: a connected pair of sockets for each rank but 0."""
+    if ranks.rank:
+        channel = ThreadLeader(pairs[ranks.rank][1], ranks)
+    else:
+        machines = [RankInfo(rank, f"thread-{rank}") for rank in range(ranks.size)]
+        channel = ThreadWorkers({rank: pair[0] for rank, pair in pairs.items()}, machines)
+    channel.turn = ranks.meeting.turn
+    return channel
