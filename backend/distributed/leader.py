@@ -253,7 +253,7 @@ class LeaderContext(RunContext):
         self.kept = collectives.StepSnapshot.of(self.learner, config)
         learn = partial(super().learn, groups, config, poll)
         call = partial(scheduling.learn_together, self, config, self.leader.ranks, learn)
-        learned = self.together("learn", call, **self.work(groups))
+        learned = self.together("learn", call, **self.to_send(groups))
         self.kept = None
         return learned
 
@@ -264,14 +264,14 @@ class LeaderContext(RunContext):
 
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         measure = partial(super().held_out_metrics, groups, config, poll)
-        return self.together("measure", measure, **self.work(groups))
+        return self.together("measure", measure, **self.to_send(groups))
 
     def evaluate(self, split: str, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
         if split == "test":
             self.begin()  # the weights may be those of the best checkpoint now
         return super().evaluate(split, step, config, poll)
 
-    def work(self, groups: list[Group]) -> dict[str, Any]:
+    def to_send(self, groups: list[Group]) -> dict[str, Any]:
         """What the workers need of groups that are learned or measured, and the speeds by which rows are split."""
         sent = [
             Group(

@@ -59,9 +59,9 @@ class Bench:
         monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
         monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
 
-    def launch(self, size=2, *, backend="ring", wrong: dict | None = None, steps=4, **orders: Any) -> LaunchEnd:
-        """`wrong` says by rank what goes wrong there."""
-        self._monkeypatch.setenv("GRPO_STUDIO_TEST_RANK", json.dumps(wrong or {}))
+    def launch(self, size=2, *, backend="ring", crashes: int | None = None, steps=4, **orders: Any) -> LaunchEnd:
+        """`crashes`: the rank that does, at its start."""
+        self._monkeypatch.setenv("GRPO_STUDIO_TEST_CRASHES", str(crashes))
         self._monkeypatch.setenv("GRPO_STUDIO_TEST_STEPS", str(steps))
         hosts = HostsFile(tuple(Host("127.0.0.1", ("127.0.0.1",), program=str(self.program)) for _ in range(size)))
         return run_ranks(self.run, hosts, backend, Orders("train", **orders))
@@ -140,7 +140,7 @@ def test_a_stop_of_the_launcher_is_a_stop_of_rank_0(bench: Bench) -> None:
 
 
 def test_a_rank_that_does_not_start_is_told_with_its_last_words(bench: Bench) -> None:
-    end = bench.launch(wrong={1: "crash at start"})
+    end = bench.launch(crashes=1)
     assert end.exit_code == 2
     assert "ended before the run began: no such library" in bench.events()[-1]["sentence"]
 

@@ -49,43 +49,35 @@ def main() -> NoReturn:
     elif "OMPI_COMM_WORLD_SIZE" in os.environ:
         rank, size = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
         token = os.environ["PMIX_NAMESPACE"].replace("/", "-")
-    wrong = json.loads(os.environ.get("GRPO_STUDIO_TEST_RANK", "{}")).get(str(rank), "")
-    if wrong == "crash at start":
+    if os.environ.get("GRPO_STUDIO_TEST_CRASHES") == str(rank):
         print("no such library", file=sys.stderr)
         os._exit(1)
-    if wrong == "hang at start":
-        time.sleep(600)
     if os.environ.get(WATCH_VARIABLE):
         end_with_stdin()
     orders = Orders.given()
     if rank == 0:
         orders.report(pid=os.getpid())
     if size == 1:
-        lead(run, orders, None, wrong)
+        lead(run, orders, None)
     try:
         channel = open_channel(FileGroup(run.path, rank, size, token))
     except UserError as mistake:
         write_late_ending(run, "failed", str(mistake))
         os._exit(2)
     if isinstance(channel, WorkerChannel):
-        work(channel, wrong)
-    lead(run, orders, channel, wrong)
+        work(channel)
+    lead(run, orders, channel)
 
 
-def work(channel: WorkerChannel, wrong: str) -> NoReturn:
+def work(channel: WorkerChannel) -> NoReturn:
     print("this worker works", flush=True)
-    if wrong == "fault":
-        channel.fault(UserError("reward_functions", "The reward function broke."))
-        os._exit(2)
     while channel.receive().kind != GOODBYE:
         pass
-    if wrong == "stay":
-        time.sleep(600)
     channel.close()
     os._exit(0)
 
 
-def lead(run: RunFolder, orders: Orders, channel: LeaderChannel | None, wrong: str) -> NoReturn:
+def lead(run: RunFolder, orders: Orders, channel: LeaderChannel | None) -> NoReturn:
     if channel:
         channel.on_failure = lambda failure: (
             orders.report(lost=[failure.rank, failure.faults[0].sentence])
@@ -101,17 +93,15 @@ def lead(run: RunFolder, orders: Orders, channel: LeaderChannel | None, wrong: s
     event_log.write("started", ranks=len(pids) or 1, pids=pids)
     for sentence in orders.warnings:
         event_log.write("note", level="warning", sentence=sentence)
-    code = _steps(event_log, orders, channel, stops, wrong)
+    code = _steps(event_log, orders, channel, stops)
     if channel:
         channel.close()
     orders.report(exit_code=code)
     print("rank 0 has ended", flush=True)
-    if wrong == "hang at the end":
-        time.sleep(600)
     os._exit(code)
 
 
-def _steps(event_log: EventLog, given: Orders, channel: LeaderChannel | None, stops: list[int], wrong: str) -> int:
+def _steps(event_log: EventLog, given: Orders, channel: LeaderChannel | None, stops: list[int]) -> int:
     step = max((event["step"] for event in read_events(event_log.path) if event["kind"] == "step"), default=0)
     last = int(os.environ.get("GRPO_STUDIO_TEST_STEPS", "10"))
     try:
@@ -124,12 +114,7 @@ def _steps(event_log: EventLog, given: Orders, channel: LeaderChannel | None, st
                 return 3
             step += 1
             event_log.write("step", step=step, metrics={})
-            if wrong == "restart once" and not any(event["kind"] == "note" for event in read_events(event_log.path)):
-                event_log.write("note", level="warning", sentence="A GPU error.")
-                return RESTART_RANKS
     except (LostRankError, WorkerError) as failure:
-        if wrong == "hang when lost":
-            time.sleep(600)
         if isinstance(failure, LostRankError) and given.goes_on:
             return RESTART_RANKS
         event_log.write("failed", step=step, reason="failed", sentence=str(failure))
