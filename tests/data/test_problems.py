@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.config.config import Config, parse
+from backend.config.config import parse
 from backend.data.problems import PromptFormat, apply_chat_template, fitting_problem, tokenize_if_fits
 from backend.data.prompts import FIRST_ROWS, BackgroundTokenizer, PromptStream, TokenizedPrompts, measure_first_rows
 from backend.models.tokenizers import load_tokenizer
@@ -42,8 +42,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return tokenizer_in(tmp_path_factory.mktemp("tokenizer"))
 
 
+def tokenized(tokenizer: Any, rows: Sequence[dict[str, Any]], **raw: Any) -> TokenizedPrompts:
+    return TokenizedPrompts(rows, tokenizer, PromptFormat.of(settings(**raw)), "rows.jsonl")
+
+
 def problems(tokenizer: Any, rows: Sequence[dict[str, Any]], **raw: Any) -> list[Problem]:
-    return TokenizedPrompts(rows, tokenizer, PromptFormat.of(settings(**raw)), "rows.jsonl").first(-1)
+    return tokenized(tokenizer, rows, **raw).first(-1)
 
 
 def test_a_row_becomes_a_problem(tokenizer: Any) -> None:
@@ -90,8 +94,7 @@ def test_without_a_chat_template_the_messages_are_joined_as_text(tmp_path: Path)
 def test_prompts_that_leave_no_room_are_left_out_and_counted_never_truncated(tokenizer: Any) -> None:
     rows = [{"prompt": "word " * count, "answer": str(count)} for count in (1, 40, 2, 300, 3)]
     sizes = [len(problem.tokens) for problem in problems(tokenizer, rows, max_seq_length=9000)]
-    config = settings(max_seq_length=500 + sizes[2])
-    prompts = TokenizedPrompts(rows, tokenizer, PromptFormat.of(config), "rows.jsonl")
+    prompts = tokenized(tokenizer, rows, max_seq_length=500 + sizes[2])
     made = prompts.first(-1)
     assert [problem.answer for problem in made] == ["1", "2"] and prompts.too_long == 3
     assert prompts.longest == max(sizes) and [problem.index for problem in made] == [0, 2]
@@ -142,7 +145,7 @@ def user(text: str) -> list[dict[str, Any]]:
 def test_ten_megabytes_on_one_line_cost_little_and_count_as_too_long(tokenizer: Any) -> None:
     rows = [{"prompt": "7" * 10_000_000, "answer": "7"}, {"prompt": "What is 2 plus 3?", "answer": "5"}]
     began = time.process_time()
-    prompts = TokenizedPrompts(rows, tokenizer, PromptFormat.of(settings()), "rows.jsonl")
+    prompts = tokenized(tokenizer, rows)
     assert [problem is None for problem in (prompts[0], prompts[1])] == [True, False]
     assert time.process_time() - began < 3
     assert prompts.too_long == 1 and prompts.longest > 10_000
@@ -173,19 +176,6 @@ PROMPT_ROWS = [{"prompt": "word " * random.Random(n).randint(1, 60) + str(n), "a
 """Prompts of all lengths; some are too long to leave tokens for a completion."""
 
 
-def prompt_settings(**raw: Any) -> Config:
-    return parse({"model": "m", "data": "unused", "max_seq_length": 650, "max_completion_length": 500} | raw)
-
-
-def tokenized(tokenizer: Any, rows: list[dict[str, Any]], **raw: Any) -> TokenizedPrompts:
-    return TokenizedPrompts(rows, tokenizer, PromptFormat.of(prompt_settings(**raw)), "rows.jsonl")
-
-
-@pytest.fixture(scope="module")
-def prompt_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return tokenizer_in(tmp_path_factory.mktemp("tokenizer"))
-
-
 REFUSES = "{% if 'shout' in messages[0].content %}{{ raise_exception('No shouting') }}{% endif %}"
 
 
@@ -197,47 +187,41 @@ def until(done: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("raw", [{}, {"system_prompt": "brief"}, {"chat_template_kwargs": {"enable_thinking": True}}])
-def test_lazily_tokenised_problems_equal_eager_ones(prompt_tokenizer: Any, raw: dict[str, Any]) -> None:
-    made = PromptFormat.of(prompt_settings(**raw))
-    plain = [
-        p for i, row in enumerate(PROMPT_ROWS) if (p := fitting_problem(i, row, prompt_tokenizer, made, "rows.jsonl"))
-    ]
+def test_lazily_tokenised_problems_equal_eager_ones(tokenizer: Any, raw: dict[str, Any]) -> None:
+    made = PromptFormat.of(settings(**raw))
+    plain = [p for i, row in enumerate(PROMPT_ROWS) if (p := fitting_problem(i, row, tokenizer, made, "rows.jsonl"))]
     assert 20 < len(plain) < 130, "the rows are of all lengths"
-    fast = tokenized(prompt_tokenizer, PROMPT_ROWS, **raw)
+    fast = tokenized(tokenizer, PROMPT_ROWS, **raw)
     assert fast.first(-1) == plain and fast.first(7) == plain[:7]
     assert [fast[index] for index in range(len(PROMPT_ROWS)) if fast[index]] == plain
     assert (fast.fitting, fast.too_long) == (len(plain), len(PROMPT_ROWS) - len(plain))
 
 
-def indices(problems: list[Problem]) -> list[int]:
-    return [problem.index for problem in problems]
-
-
-def test_an_epoch_takes_every_row_that_fits_and_skips_those_that_do_not(prompt_tokenizer: Any) -> None:
-    fitting = set(indices(tokenized(prompt_tokenizer, PROMPT_ROWS).first(-1)))
-    prompt_stream = PromptStream(tokenized(prompt_tokenizer, PROMPT_ROWS), seed=3)
+def test_an_epoch_takes_every_row_that_fits_and_skips_those_that_do_not(tokenizer: Any) -> None:
+    fitting = {problem.index for problem in problems(tokenizer, PROMPT_ROWS)}
+    prompt_stream = PromptStream(tokenized(tokenizer, PROMPT_ROWS), seed=3)
     for epoch in (1, 2):
         taken = [prompt_stream.take(1)[0].index for _ in fitting]
         assert sorted(taken) == sorted(fitting) and epoch - 1 < prompt_stream.epoch <= epoch
 
 
-def test_the_order_does_not_depend_on_which_rows_are_tokenised_already(prompt_tokenizer: Any) -> None:
+def test_the_order_does_not_depend_on_which_rows_are_tokenised_already(tokenizer: Any) -> None:
     """A resumed run is another process, which has tokenised other rows by then."""
-    prompt_stream = PromptStream(tokenized(prompt_tokenizer, PROMPT_ROWS), seed=0)
+    prompt_stream = PromptStream(tokenized(tokenizer, PROMPT_ROWS), seed=0)
     prompt_stream.take(41)
-    cursor, uninterrupted = prompt_stream.cursor, indices(prompt_stream.take(80))
-    fresh = tokenized(prompt_tokenizer, PROMPT_ROWS)
-    assert indices(PromptStream(fresh, 0, cursor).take(80)) == uninterrupted
+    cursor, uninterrupted = prompt_stream.cursor, taken_in(prompt_stream, 80)
+    fresh = tokenized(tokenizer, PROMPT_ROWS)
+    assert taken_in(PromptStream(fresh, 0, cursor), 80) == uninterrupted
     background_tokenizer = BackgroundTokenizer({"train": fresh})
-    assert indices(PromptStream(fresh, 0, cursor).take(80)) == uninterrupted, "and while rows are tokenised"
+    assert taken_in(PromptStream(fresh, 0, cursor), 80) == uninterrupted, "and while rows are tokenised"
     until(lambda: not fresh.unmeasured())
     background_tokenizer.close()
-    assert indices(PromptStream(fresh, 0, cursor).take(80)) == uninterrupted
+    assert taken_in(PromptStream(fresh, 0, cursor), 80) == uninterrupted
 
 
-def test_a_large_dataset_is_not_tokenised_before_the_first_step(prompt_tokenizer: Any) -> None:
+def test_a_large_dataset_is_not_tokenised_before_the_first_step(tokenizer: Any) -> None:
     rows = [{"prompt": str(n), "answer": ""} for n in range(FIRST_ROWS + 300)]
-    prompts = tokenized(prompt_tokenizer, rows)
+    prompts = tokenized(tokenizer, rows)
     measure_first_rows(prompts, "train")
     assert len(prompts.unmeasured()) == 300
     PromptStream(prompts, 0).take(8)
@@ -249,18 +233,16 @@ def test_a_large_dataset_is_not_tokenised_before_the_first_step(prompt_tokenizer
 @pytest.mark.parametrize(
     "broken", [{"prompt": "", "answer": ""}, {"prompt": "a \ud83d b", "answer": ""}, {"answer": ""}]
 )
-def test_a_row_that_is_no_chat_is_refused_at_once_at_any_position(
-    prompt_tokenizer: Any, broken: dict[str, Any]
-) -> None:
+def test_a_row_that_is_no_chat_is_refused_at_once_at_any_position(tokenizer: Any, broken: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"row {FIRST_ROWS + 2} of rows.jsonl"):
-        tokenized(prompt_tokenizer, [{"prompt": "a", "answer": ""}] * (FIRST_ROWS + 1) + [broken])
+        tokenized(tokenizer, [{"prompt": "a", "answer": ""}] * (FIRST_ROWS + 1) + [broken])
 
 
-def test_the_background_count_of_left_out_rows_is_noted_once(prompt_tokenizer: Any) -> None:
-    plain = tokenized(prompt_tokenizer, PROMPT_ROWS)
+def test_the_background_count_of_left_out_rows_is_noted_once(tokenizer: Any) -> None:
+    plain = tokenized(tokenizer, PROMPT_ROWS)
     plain.measure(range(len(PROMPT_ROWS)))
-    short = tokenized(prompt_tokenizer, [{"prompt": "a", "answer": ""}])
-    background_tokenizer = BackgroundTokenizer({"train": tokenized(prompt_tokenizer, PROMPT_ROWS), "valid": short})
+    short = tokenized(tokenizer, [{"prompt": "a", "answer": ""}])
+    background_tokenizer = BackgroundTokenizer({"train": tokenized(tokenizer, PROMPT_ROWS), "valid": short})
     notes: list[str] = []
     until(lambda: bool(notes.extend(background_tokenizer.new_notes()) or notes))
     background_tokenizer.close()
@@ -280,13 +262,11 @@ def test_a_row_that_the_template_refuses_is_named_from_the_background(tmp_path: 
     assert str(caught.value) == "prompt_feature: The model's chat template refuses row 41 of rows.jsonl: No shouting."
 
 
-def test_the_longest_prompt_is_found_anywhere(
-    prompt_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_longest_prompt_is_found_anywhere(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory was once planned for the longest of the first 512 rows, and a longer row further on exceeded the limit."""
     rows = [{"prompt": "short", "answer": "1"} for _ in range(FIRST_ROWS + 40)]
     rows[-3]["prompt"] = "word " * 60
-    prompts = tokenized(prompt_tokenizer, rows)
+    prompts = tokenized(tokenizer, rows)
     measure_first_rows(prompts, "train")
     before = prompts.longest
     prompts.measure(prompts.longest_texts())

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from backend.data.rows import check_columns, read_splits
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
 from tests.support.cases import cases
+from tests.support.hub_server import HubStandIn, Repo
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "type": "math"} for n in range(6)]
 
@@ -53,23 +51,17 @@ def mistake(work: Any, *arguments: Any) -> tuple[str, str]:
     with pytest.raises(UserError) as caught:
         work(*arguments)
     (fault,) = caught.value.faults
-    assert fault.sentence.endswith(".") and "\n" not in fault.sentence
+    assert fault.sentence.endswith(".") and fault.sentence.isprintable() and len(fault.sentence) <= 200
     return fault.setting, fault.sentence
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-def test_all_rows_of_a_single_file_are_train(tmp_path: Path, suffix: str) -> None:
-    path = write(tmp_path / f"rows{suffix}", ROWS)
-    splits = read_splits(settings(path))
-    assert splits.train == ROWS and not splits.valid and not splits.test
-    assert splits.source == {"train": str(path)}
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-def test_a_folder_has_a_split_for_each_file(tmp_path: Path, suffix: str) -> None:
+def test_a_file_is_train_and_a_folder_has_a_split_for_each_file(tmp_path: Path, suffix: str) -> None:
     for name, content in (("train", ROWS), ("validation", ROWS[:2]), ("test", ROWS[2:3]), ("readme", ROWS)):
         write(tmp_path / f"{name}{suffix}", content)
-    splits = read_splits(settings(tmp_path))
+    path = tmp_path / f"train{suffix}"
+    alone, splits = read_splits(settings(path)), read_splits(settings(tmp_path))
+    assert alone.train == ROWS and not alone.valid and not alone.test and alone.source == {"train": str(path)}
     assert (splits.train, splits.valid, splits.test) == (ROWS, ROWS[:2], ROWS[2:3])
     assert splits.source["valid"] == str(tmp_path / f"validation{suffix}")
 
@@ -89,7 +81,9 @@ def test_a_named_split_that_does_not_exist_is_a_mistake(tmp_path: Path) -> None:
         ("a.json", "[]", "The dataset {path} has no rows to train on."),
         ("a.json", '[\n{"prompt": "x"},\n{"prompt" 1}]', "The JSON in {path} is broken at line 3: Expecting ':' delim"),
         ("a.json", '{"prompt": "x"}', "{path} must hold a list of objects."),
+        ("a.json", f'[{{"prompt": {"1" * 5000}}}]', "The JSON in {path} is broken: a whole number has more than 4,300"),
         ("a.parquet", "PAR1 not really", "{path} cannot be read as parquet: "),
+        ("a.parquet", "", "{path} cannot be read as parquet: it is empty."),
         ("a.txt", "words", "{path} must end in .jsonl, .json, .csv or .parquet."),
     ],
 )
@@ -120,48 +114,13 @@ def test_the_held_out_share_is_the_same_every_time(tmp_path: Path) -> None:
     assert setting == "validation_split" and "Holding out 50 of 50 rows" in sentence
 
 
-HUB_FILES = {
-    "README.md": b"# Sums\n",
-    "train.jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
-    "validation.jsonl": json.dumps(ROWS[0]).encode() + b"\n",
-}
-COMMIT = "c0ffee" + "0" * 34
-
-
-class Hub(BaseHTTPRequestHandler):
-    """The part of the Hugging Face API that `datasets` uses, with one dataset of plain files, owner/sums."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if not path.startswith(("/datasets/owner/sums/", "/api/datasets/owner/sums")):
-            self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
-        elif "/resolve/" in path:
-            data = HUB_FILES.get(path.rpartition("/")[2])
-            named = {"ETag": hashlib.sha1(data).hexdigest(), "X-Repo-Commit": COMMIT} if data else {}
-            self.answer(200 if data else 404, data or b"", named or {"X-Error-Code": "EntryNotFound"})
-        elif "/tree/" in path:
-            in_root = path.endswith(COMMIT)
-            files = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in HUB_FILES.items()]
-            self.answer(200, json.dumps(files if in_root else []).encode(), {"Content-Type": "application/json"})
-        else:
-            about = {"id": "owner/sums", "sha": COMMIT, "siblings": [{"rfilename": name} for name in HUB_FILES]}
-            self.answer(200, json.dumps(about).encode(), {"Content-Type": "application/json"})
-
-    do_HEAD = do_GET
-
-    def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in (headers | {"Content-Length": str(len(body))}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None: ...
-
-
+SUMS = Repo(
+    {
+        "README.md": b"# Sums\n",
+        "train.jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
+        "validation.jsonl": json.dumps(ROWS[0]).encode() + b"\n",
+    }
+)
 ASK_THE_HUB = """
 import json
 from backend.data.rows import read_splits
@@ -180,18 +139,11 @@ for more in ({}, streamed, *missing):
 
 
 def test_a_hub_id_is_read_through_the_datasets_library(tmp_path: Path) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    environment = backend_environment() | {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
-    environment |= {"HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    environment |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
-    try:
-        process = subprocess.run(
-            [sys.executable, "-P", "-c", ASK_THE_HUB], env=environment, capture_output=True, text=True, timeout=120
-        )
-    finally:
-        server.shutdown()
-        server.server_close()
+    environment = backend_environment() | {"HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
+    with HubStandIn(datasets={"owner/sums": SUMS}) as hub:
+        command, environment["HF_ENDPOINT"] = [sys.executable, "-P", "-c", ASK_THE_HUB], hub.url
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr
     dataset, streamed, none, learn, exam, large = map(json.loads, process.stdout.splitlines())
     assert dataset == [ROWS, ROWS[:1], [], {"train": "owner/sums, train", "valid": "owner/sums, validation"}, {}]
@@ -238,11 +190,8 @@ def test_a_pattern_and_a_template_make_the_columns_of_gsm8k(gsm8k: Path) -> None
     assert [row["answer"] for row in rows] == ["0", "2", "4", "6"], "what the group matches, without the space after it"
     assert first["prompt"] == "What is 0 plus 0?\n\nAnswer {like this}."
     assert first["question"] == GSM8K[0]["question"]
-
-
-def test_a_template_sees_the_answer_as_it_was(gsm8k: Path) -> None:
     config = settings(gsm8k, answer_pattern="#### (.*)", prompt_template="Check: {answer}", prompt_feature="question")
-    assert read_splits(config).train[1]["question"] == f"Check: {GSM8K[1]['answer']}"
+    assert read_splits(config).train[1]["question"] == f"Check: {GSM8K[1]['answer']}", "the answer as it was"
 
 
 def test_rows_without_a_match_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import tracemalloc
-from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from tests.support.random_models import tiny_tokenizer
 A, B, AB = {"prompt": "a"}, {"prompt": "b"}, [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
 QUOTED = [{"prompt": "a\nb, c", "answer": "1"}, {"prompt": 'say "hi"', "answer": "2"}, {"prompt": "end", "answer": "3"}]
 MORE_FIELDS = "The CSV in line 2 of {} is broken: it has more fields than the header has columns."
+DEEP = "The JSON in line 1 of {} is broken: it is nested more than 100 levels deep."
 TEXTS: dict[str, tuple[bytes, list[Row] | str]] = {
     "lines.jsonl": (b'{"prompt": "a"}\n{"prompt": "b"}\n', [A, B]),
     "no end.jsonl": (b'{"prompt": "a"}\n{"prompt": "b"}', [A, B]),
@@ -44,6 +44,9 @@ TEXTS: dict[str, tuple[bytes, list[Row] | str]] = {
     "list.jsonl": (b'{"prompt": "a"}\n[1]\n', "The JSON in line 2 of {} must be an object with columns."),
     "broken.jsonl": (b'{"prompt": "a"}\n{"prompt": \n', "The JSON in line 2 of {} is broken: Expecting value."),
     "cut.jsonl": (b'{"prompt": "a', "The JSON in line 1 of {} is broken: Unterminated string."),
+    "deep.jsonl": (b"[" * 100_000, DEEP),
+    "deep row.jsonl": (b'{"prompt": ' + b"[" * 101 + b"]" * 101 + b"}", DEEP),
+    "utf-16.jsonl": ('{"prompt": "hi"}'.encode("utf-16"), "{} is not UTF-8 text."),
     "latin.jsonl": (b'{"prompt": "\xe9"}\n', "{} is not UTF-8 text."),
     "empty.jsonl": (b"", []),
     "plain.csv": (b"prompt,answer\na,1\nb,2\n", AB),
@@ -233,31 +236,6 @@ def test_going_through_many_rows_says_how_far_it_has_come(tmp_path: Path, monkey
     assert json.dumps(rows[0]) == '{"prompt": "What is 0? Think.", "answer": 0}'
 
 
-NUMBER = "1" * 5000
-
-
-def sentence(path: Path) -> str:
-    setting, sentence = mistake(read_splits, settings(path))
-    assert setting == "data" and len(sentence) <= 200 and sentence.isprintable()
-    return sentence
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("a.jsonl", "[" * 100_000, "line 1 of a.jsonl is broken: it is nested more than 100 levels deep."),
-        ("a.jsonl", '{"prompt": ' + "[" * 101 + "]" * 101 + "}", "is nested more than 100 levels deep."),
-        ("a.json", f'[{{"prompt": {NUMBER}}}]', "a.json is broken: a whole number has more than 4,300 digits."),
-        ("a.jsonl", '{"prompt": "hi"}'.encode("utf-16"), "a.jsonl is not UTF-8 text."),
-        ("a.parquet", "", "a.parquet cannot be read as parquet: it is empty."),
-    ],
-)
-def test_a_broken_file(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
-    with chdir(tmp_path):
-        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        assert sentence(Path(name)).endswith(says)
-
-
 def test_nan_and_infinity_are_numbers_of_a_row(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "hi", "score": NaN, "most": 1e999}')
     assert read_splits(settings(tmp_path / "a.jsonl")).train[0]["most"] == float("inf")
@@ -266,7 +244,8 @@ def test_nan_and_infinity_are_numbers_of_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_a_pipe_is_never_opened(tmp_path: Path, is_folder: bool) -> None:
     os.mkfifo(tmp_path / "train.jsonl")
-    assert sentence(tmp_path if is_folder else tmp_path / "train.jsonl").endswith("a pipe, a socket or a device.")
+    setting, sentence = mistake(read_splits, settings(tmp_path if is_folder else tmp_path / "train.jsonl"))
+    assert setting == "data" and sentence.endswith("a pipe, a socket or a device.")
     assert columns_of(tmp_path / "train.jsonl") == []
 
 
