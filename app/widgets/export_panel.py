@@ -16,7 +16,7 @@ from app.state.processes import ProcessOutcome, Service
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import first_folder, open_folder, open_link, open_path
 from app.widgets.basic.labels import button, from_home, label, plain_tip, show_text
-from app.widgets.basic.layout import clear_layout, column, configure, connect, grid, row, set_shown, set_tab_order
+from app.widgets.basic.layout import clear_layout, column, configure, connect, grid, row, set_tab_order, show_all
 from app.widgets.basic.number_format import figure
 from app.widgets.run_switcher import Switcher, run_choices
 from app.widgets.upload_dialog import UploadDialog, VerbDialog
@@ -138,12 +138,9 @@ class ExportChoices(QWidget):
     def _choose_target(self) -> None:
         target = TARGETS[self.target.currentData()]
         captions, upload, weights = self._captions, self.is_upload, not self.takes_settings
-        for widget in (self.repo, self.public, self.replace, captions["Repository"]):
-            widget.setVisible(upload)
-        for widget in (self.name, self.folder, captions["Name"]):
-            widget.setVisible(not upload)
-        for widget in (self.weights, self.format, self.format_line, captions["Weights"], captions["Format"]):
-            widget.setVisible(weights)
+        show_all(upload, self.repo, self.public, self.replace, captions["Repository"])
+        show_all(not upload, self.name, self.folder, captions["Name"])
+        show_all(weights, self.weights, self.format, self.format_line, captions["Weights"], captions["Format"])
         # An upload's card has the evaluation of the whole split, where one was made.
         self.held_out.setVisible(self._can_compare and not upload and weights)
         self.overwrite.setText(f"Replace the {'model' if weights else 'folder'} of that name")
@@ -199,7 +196,7 @@ class ExportChoices(QWidget):
         parent = lm_studio_models() / PUBLISHER if target.key == "lmstudio" else self._folder
         is_taken = is_folder and exists(parent / name)
         # What a program keeps by itself is only known once it is asked.
-        set_shown(self.overwrite, is_taken or bool(target.store))
+        show_all(is_taken or target.store, self.overwrite)
         what, room = "model" if weights else "folder", room_on(self._folder)
         obstacles = {
             self.unreadable: not weights,
@@ -284,15 +281,13 @@ class ExportPanel(VerbDialog):
             return
         self.start.setEnabled(not self.choices.obstacle)
         self.start.setText("Preview…" if self.choices.is_upload else "Export")
-        for widget in self._of_result:
-            set_shown(widget, False)
-        set_shown(self.train_there, self.choices.takes_settings)
+        show_all(False, *self._of_result)
+        show_all(self.choices.takes_settings, self.train_there)
         self.train_there.setEnabled(not self.choices.unreadable)
         self.report(self.choices.obstacle, "warning")
 
     def start_export(self) -> None:
-        for widget in (self.outcome_label, *self._of_result):
-            widget.hide()
+        show_all(False, self.outcome_label, *self._of_result)
         self._result = {}
         uses_code = self.choices.compares_rewards or self.choices.takes_settings
         if uses_code and not self._may_run_code(self.run):

@@ -117,20 +117,14 @@ def cut_left(
         return None if isinstance(tokens, TooLong) or len(tokens) > most else (chat, tokens)
 
     # Double from a guess while it fits, so that a text of millions of characters is never tokenised; then bisect.
-    longest = len(text) - 1
-    fits, best, beyond = 0, None, longest + 1
-    kept = max(1, min(most * FIRST_TRY, longest))
-    while fits < longest and (found := attempt(kept)) is not None:
-        fits, best = kept, found
-        kept = min(2 * kept, longest)
-    if fits < longest:
-        beyond = kept
+    fits, best, beyond = 0, None, len(text)
+    kept = min(most * FIRST_TRY, beyond - 1)
     while beyond - fits > 1:
-        kept = (fits + beyond) // 2
         if (found := attempt(kept)) is None:
             beyond = kept
         else:
             fits, best = kept, found
+        kept = min(2 * kept, beyond - 1) if beyond == len(text) else (fits + beyond) // 2
     return best
 
 

@@ -60,10 +60,10 @@ class LaunchColumn(TabArea):
         super().__init__(parent, horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFixedWidth(theme.scaled(WIDTH))
         heading, small = theme.heading_font(), theme.mono_font(theme.CAPTION)
-        left, indent = Qt.AlignmentFlag.AlignLeft, (theme.SPACE, 0, 0, 0)
+        indent = (theme.SPACE, 0, 0, 0)
         self.edited_name = label(role="problem", wrap=True)
         self.keep = LinkButton("Keep its settings")
-        self.edited = holder(column(self.edited_name, (self.keep, 0, left), spacing=4), visible=False)
+        self.edited = holder(column(self.edited_name, (self.keep, 0, LEFT), spacing=4), visible=False)
         self.summary = label(font=heading, wrap=True)
         # Paragraphs; show_plan escapes their text.
         self.details = label(role="muted", wrap=True, textFormat=Qt.TextFormat.RichText)
@@ -82,12 +82,11 @@ class LaunchColumn(TabArea):
         self.command = ElidedLabel(Qt.TextElideMode.ElideMiddle, font=small)
 
         self.notices = column()  # the page adds what it has to say about the form
-        margins = (2 * theme.SPACE, 12, 2 * theme.SPACE, 12)
-        about = (self._help_title, self._help, self._help_key, (self.more, 0, left))
+        about = (self._help_title, self._help, self._help_key, (self.more, 0, LEFT))
         terminal = row((label("From a terminal", role="muted"), 1), self.copy)
         self._parts = column(
             self.notices,
-            card(column(self.edited, self.summary, self.details, spacing=12, margins=margins)),
+            card(column(self.edited, self.summary, self.details, spacing=12, margins=MARGINS)),
             *(self._problems, self._warnings, self.memory),
             *(holder(column(*about, spacing=4, margins=indent)), None),
             column(terminal, self.command, spacing=4, margins=indent),
@@ -121,7 +120,7 @@ class LaunchColumn(TabArea):
                 press, name = partial(self.problem_pressed.emit, problem.setting), setting.label if setting else ""
                 link = LinkButton(name or problem.setting, on_click=press, tip="Go to the field")
                 sentence = label(problem.sentence, role=role, wrap=True)
-                rows.addWidget(holder(column((link, 0, Qt.AlignmentFlag.AlignLeft), sentence, spacing=0)))
+                rows.addWidget(holder(column((link, 0, LEFT), sentence, spacing=0)))
             if len(listed) > SHOWN_PROBLEMS:
                 rows.addWidget(label(f"and {len(listed) - SHOWN_PROBLEMS} more", role="muted"))
 
