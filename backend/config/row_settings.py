@@ -18,20 +18,16 @@ TAKEN_NAMES = ("train", "valid", "test", "rewards", "completions", "time", "samp
 
 
 def template_columns(template: str) -> list[str]:
-    """The columns that a prompt template names, in order. Raises UserError for an invalid template."""
+    """The columns that a prompt template names, in order. Raises ValueError for an invalid template."""
     columns: list[str] = []
-    try:
-        for _, column, form, conversion in string.Formatter().parse(template):
-            if column is None:
-                continue
-            if form or conversion:
-                raise ValueError("a place holds only the name of a column")
-            if not column.strip():
-                raise ValueError("a place is empty; write the name of a column in it")
-            columns.append(column)
-    except ValueError as error:
-        sentence = f"The prompt template cannot be read: {quote(error, 90)}. Write {{{{ and }}}} for braces."
-        raise UserError("prompt_template", sentence) from None
+    for _, column, form, conversion in string.Formatter().parse(template):
+        if column is None:
+            continue
+        if form or conversion:
+            raise ValueError("a place holds only the name of a column")
+        if not column.strip():
+            raise ValueError("a place is empty; write the name of a column in it")
+        columns.append(column)
     return list(dict.fromkeys(columns))
 
 
@@ -39,14 +35,14 @@ def template_fault(template: str) -> str:
     try:
         if not template or template_columns(template):
             return ""
-    except UserError as error:
-        return error.faults[0].sentence
+    except ValueError as error:
+        return f"The prompt template cannot be read: {quote(error, 90)}. Write {{{{ and }}}} for braces."
     return "The prompt template names no column, so every prompt would be the same; write {column}."
 
 
 def pattern_fault(pattern: str) -> str:
-    if not pattern or (sentence := excess(pattern)):
-        return sentence if pattern else ""
+    if not pattern or excess(pattern):
+        return excess(pattern)
     try:
         groups = re.compile(pattern).groups
     except (re.error, OverflowError, RecursionError) as error:
