@@ -12,7 +12,7 @@ import math
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -302,6 +302,26 @@ class LowRank:
     @property
     def rank(self) -> int:
         return self.a.shape[1]
+
+    def scaled(self, scale: float) -> LowRank:
+        """The same with another scale."""
+        return self if scale == self.scale else replace(self, b=(self.scale / scale) * self.b, scale=scale)
+
+    @staticmethod
+    def joined(parts: Sequence[tuple[int, LowRank, slice]], rows: int) -> tuple[mx.array, mx.array]:
+        """A [r, in] and B [`rows`, r] of adapters with one scale. Each part: the first row of B that it takes, an
+        adapter, and the rows of that. Equal A are shared; rows in no part are zeros in B."""
+        shared, place = list[mx.array](), dict[int, int]()
+        for layer in {id(layer): layer for _, layer, _ in parts}.values():
+            same = (at for at, other in enumerate(shared) if mx.array_equal(layer.a[0], other).item())
+            place[id(layer)] = next(same, len(shared))
+            shared += [layer.a[0]] if place[id(layer)] == len(shared) else []
+        starts = [sum(a.shape[0] for a in shared[:at]) for at in range(len(shared) + 1)]
+        b = mx.zeros((rows, starts[-1]))
+        for start, layer, taken in parts:
+            at, learned = place[id(layer)], layer.b[taken]
+            b[start : start + len(learned), starts[at] : starts[at + 1]] = learned
+        return mx.concatenate(shared) if shared else mx.zeros((0, 0)), b
 
     def merged(self, base: mx.array, start: int = 0) -> mx.array:
         """Merge the adapter into `base` [n, in], float32, rows from `start` on."""

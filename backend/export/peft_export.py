@@ -82,24 +82,19 @@ def _check_names(original: OriginalFiles, adapters: Mapping[str, LowRank], trace
 
 
 def _layer(runs: list[RowRun], adapters: Mapping[str, LowRank], shape: tuple[int, ...], weight: mx.array) -> LowRank:
-    arrays = list(dict.fromkeys(run.array for run in runs))
-    first = adapters[arrays[0]]
-    column: dict[str, int] = {}
-    ranks = 0
-    for array in arrays:
-        column[array], ranks = ranks, ranks + adapters[array].rank
-    b = mx.zeros((shape[0], ranks))
-    # Rows without an adapter keep their length.
-    magnitude = mx.linalg.norm(weight.astype(mx.float32), axis=1) if first.magnitude is not None else None
-    for run in runs:
-        adapter, there = adapters[run.array], slice(run.start, run.start + run.count)
-        # One alpha / r for the whole layer, so each adapter's own scale is brought to the first one's.
-        relative = adapter.scale / first.scale
-        b[run.source, column[run.array] : column[run.array] + adapter.rank] = relative * adapter.b[there]
-        if magnitude is not None and adapter.magnitude is not None:
-            magnitude[run.source] = adapter.magnitude[there]
-    a = mx.concatenate([adapters[array].a for array in arrays], axis=1)
-    return LowRank(a, b, magnitude, first.scale)
+    # One alpha / r for the whole layer, so each adapter is brought to the first one's scale.
+    scale = adapters[runs[0].array].scale
+    scaled = {array: adapters[array].scaled(scale) for array in dict.fromkeys(run.array for run in runs)}
+    taken = [slice(run.start, run.start + run.count) for run in runs]
+    parts = [(run.original_start, scaled[run.array], rows) for run, rows in zip(runs, taken, strict=True)]
+    a, b = LowRank.joined(parts, shape[0])
+    magnitude = None
+    if adapters[runs[0].array].magnitude is not None:
+        magnitude = mx.linalg.norm(weight.astype(mx.float32), axis=1)  # rows without an adapter keep their length
+        for run, rows in zip(runs, taken, strict=True):
+            if (learned := scaled[run.array].magnitude) is not None:
+                magnitude[run.source] = learned[rows]
+    return LowRank(a[None], b, magnitude, scale)
 
 
 def _config(base: str, layers: Mapping[str, LowRank], about: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -388,12 +388,7 @@ def carried_adapter(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> C
     """`model` is mlx-lm's, without adapters. Raises UserError naming a layer without a counterpart."""
     _check_places(adapter, origin)
     scale = Counter(layer.scale for layer in adapter.layers.values()).most_common(1)[0][0] if adapter.layers else 1.0
-    tensors = {
-        f"{name}.weight": layer
-        if layer.scale == scale
-        else replace(layer, b=(layer.scale / scale) * layer.b, scale=scale)
-        for name, layer in adapter.layers.items()
-    }
+    tensors = {f"{name}.weight": layer.scaled(scale) for name, layer in adapter.layers.items()}
     modules = dict(model.named_modules())
     carried: dict[str, LowRank] = {}
     for array, runs in sorted(origin.traced.items()):
@@ -434,8 +429,10 @@ def _check_places(adapter: PeftAdapter, origin: Origin) -> None:
 
 def _carried(runs: list[RowRun], tensors: Mapping[str, LowRank], origin: Origin, experts: int, scale: float) -> LowRank:
     rows = sum(run.count for run in runs) // (experts or 1)
-    # Every expert is an original of its own, so no run reaches over two of them.
-    parts = [_low_rank([run for run in runs if run.start // rows == part], tensors) for part in range(experts or 1)]
+    parts: list[tuple[mx.array, mx.array]] = []
+    for first in range(0, rows * (experts or 1), rows):  # every expert is an original: no run reaches over two of them
+        own = [run for run in runs if first <= run.start < first + rows and run.original in tensors]
+        parts.append(LowRank.joined([(run.start - first, tensors[run.original], run.source) for run in own], rows))
     rank, width = max(a.shape[0] for a, _ in parts), origin.shapes[runs[0].original][-1]
     equal = [wider(a.reshape(-1, width), b, rank) for a, b in parts]
     magnitude = None
@@ -449,23 +446,6 @@ def _carried(runs: list[RowRun], tensors: Mapping[str, LowRank], origin: Origin,
         magnitude = mx.concatenate(lengths)
     a, b = mx.stack([a for a, _ in equal]), mx.concatenate([b for _, b in equal])
     return LowRank(a, b, magnitude, scale, is_linear=not experts)
-
-
-def _low_rank(runs: list[RowRun], tensors: Mapping[str, LowRank]) -> tuple[mx.array, mx.array]:
-    """A [r, in] and B [rows, r]. Originals with equal A share it; those without an adapter have zeros in B."""
-    shared: list[mx.array] = []
-    place: dict[str, int] = {}
-    for name in dict.fromkeys(run.original for run in runs if run.original in tensors):
-        same = (at for at, other in enumerate(shared) if mx.array_equal(tensors[name].a[0], other).item())
-        place[name] = next(same, len(shared))
-        shared += [tensors[name].a[0]] if place[name] == len(shared) else []
-    starts = [sum(a.shape[0] for a in shared[:at]) for at in range(len(shared) + 1)]
-    b = mx.zeros((sum(run.count for run in runs), starts[-1]))
-    for run in runs:
-        if run.original in place:
-            here, at = slice(run.start - runs[0].start, run.start - runs[0].start + run.count), place[run.original]
-            b[here, starts[at] : starts[at + 1]] = tensors[run.original].b[run.source]
-    return mx.concatenate(shared) if shared else mx.zeros((0, 0)), b
 
 
 def wider(a: mx.array, b: mx.array, rank: int) -> tuple[mx.array, mx.array]:
