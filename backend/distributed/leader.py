@@ -233,10 +233,9 @@ class LeaderContext(RunContext):
         return call()
 
     def begin(self) -> None:
-        state = {"updates": self.learner.updates, "algorithm": [*self.learner.algorithm.state()]}
-        self.together(
-            "follow", partial(collectives.follow_leader, self.learner, self.config, self.leader.ranks), **state
-        )
+        follow = partial(collectives.follow_leader, self.learner, self.config, self.leader.ranks)
+        algorithm = [*self.learner.algorithm.state()]
+        self.together("follow", follow, updates=self.learner.updates, algorithm=algorithm)
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
         self.config = config
