@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -125,16 +125,16 @@ def read(path: str | Path) -> dict[str, Any]:
     path = user_path(str(path), "config")
     raw = read_yaml(path, "config")
     if not isinstance(raw, dict):
-        what = {type(None): "nothing", list: "a list", str: "plain text"}.get(cast("Any", type(raw)), "a single value")
+        what = {type(None): "nothing", list: "a list", str: "plain text"}.get(type(raw), "a single value")
         raise UserError("config", f"{quote(path)} must hold settings as “key: value” lines, but it holds {what}.")
-    return resolve_paths(path.parent, cast("dict[str, Any]", raw))
+    return resolve_paths(path.parent, raw)
 
 
 def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings with relative paths that exist in `folder` made absolute."""
 
     def of_path(value: Any) -> Any:
-        only: Any = value[0] if isinstance(value, list) and len(cast("list[Any]", value)) == 1 else value
+        only: Any = value[0] if isinstance(value, list) and len(value) == 1 else value
         is_path = isinstance(only, str) and only and not Path(only).is_absolute() and exists(folder / only)
         return os.path.realpath(folder / only) if is_path else value
 
@@ -146,13 +146,13 @@ def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
 
     def of_rewards(listed: Any) -> Any:
         listed = split_names(listed) if isinstance(listed, str) and ("::" in listed or "/" in listed) else listed
-        return [of_code(one) for one in cast("list[Any]", listed)] if isinstance(listed, list) else listed
+        return [of_code(one) for one in listed] if isinstance(listed, list) else listed
 
     def of_each(value: Any, of_one: Callable[[Any], Any]) -> Any:
         return {name: of_one(one) for name, one in value.items()} if isinstance(value, dict) else value
 
     def of_settings(about: Any) -> Any:
-        return resolve_paths(folder, cast("dict[str, Any]", about)) if isinstance(about, dict) else about
+        return resolve_paths(folder, about) if isinstance(about, dict) else about
 
     of_key: dict[str, Callable[[Any], Any]] = {
         **dict.fromkeys((*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)), of_path),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from backend.config.setting import DATASET_KEYS
 from backend.utils.errors import UserError
@@ -57,8 +57,7 @@ def pattern_fault(pattern: str) -> str:
 def evaluation_sets(eval_data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Name → the settings in which that dataset differs from the run's, `data` among them; not validated."""
     return {
-        str(name): dict(cast("Mapping[str, Any]", about)) if isinstance(about, Mapping) else {"data": about}
-        for name, about in eval_data.items()
+        str(name): dict(about) if isinstance(about, Mapping) else {"data": about} for name, about in eval_data.items()
     }
 
 

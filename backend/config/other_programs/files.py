@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
@@ -54,7 +54,7 @@ def import_file(path: Path, *, their_defaults: bool = True) -> ImportedFile:
     raw: Any = read_json(path, "file") if path.suffix.lower() == ".json" else read_yaml(path, "file")
     if not isinstance(raw, dict):
         raise UserError("file", f"{quote(path)} must hold settings as “key: value” lines.")
-    raw = resolve_paths(path.parent, {str(key): value for key, value in cast("dict[Any, Any]", raw).items()})
+    raw = resolve_paths(path.parent, {str(key): value for key, value in raw.items()})
     translation = read_file(raw, {} if their_defaults else {DEFAULTS: "ours"})
     program, values = translation.program, translation.values
     if program is None:

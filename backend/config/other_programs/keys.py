@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from backend.utils.documents import parse_yaml, read_resource
 from backend.utils.errors import ConfigProblem, UserError
@@ -134,9 +134,9 @@ class Translator:
                 return {}
         if not isinstance(value, Mapping):
             if value not in (None, ""):
-                self.refuse(word, f"{word} must be a mapping of options, not {quote(cast('object', value), 60)}.")
+                self.refuse(word, f"{word} must be a mapping of options, not {quote(value, 60)}.")
             return {}
-        return {str(key): option for key, option in cast("Mapping[Any, Any]", value).items() if option is not None}
+        return {str(key): option for key, option in value.items() if option is not None}
 
     def peek(self, *words: str, default: float) -> float:
         return as_number(next((self.values[word] for word in words if word in self.values), None), default)
@@ -202,7 +202,7 @@ def choice(value: Any, aliases: Mapping[str, str]) -> Any:
     if value is None and "" not in aliases:
         return None
     if isinstance(value, (list, Mapping)):
-        return cast("Any", value)  # no menu has it: validation reports it
+        return value  # no menu has it: validation reports it
     text = "" if value is None else str(value).strip().lower()
     return aliases.get(text, text)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from backend.config.other_programs.keys import (
     CHOICE_ALIASES,
@@ -62,15 +62,15 @@ def _hugging_face_dataset(to: Translator) -> None:
     if "dpo_cpo_loss_type" in to.written and to.take("delta") is not None:
         to.remarks["delta"] = "beside dpo_cpo_loss_type it belongs to another way of training"
     entry: Any = to.take("hf_dataset")
-    if isinstance(entry, list) and len(cast("list[Any]", entry)) == 1:
-        entry = cast("list[Any]", entry)[0]
+    if isinstance(entry, list) and len(entry) == 1:
+        entry = entry[0]
     if not isinstance(entry, Mapping | None):
         sentence = "hf_dataset must be one mapping with a path; mix several datasets into one file first."
         to.refuse("hf_dataset", sentence)
         return
-    parts = dict(cast("Mapping[str, Any]", entry or {}))
+    parts = dict(entry or {})
     if isinstance(config := parts.get("config"), Mapping):
-        parts["config"] = cast("Mapping[str, Any]", config).get("name", "")
+        parts["config"] = config.get("name", "")
     imitates = str(to.values.get("train_mode", "")).strip().lower() == "sft"
     to.spread("hf_dataset", parts, _DATASET_PARTS | (_LABELS if imitates else {}), ("mask_prompt",))
 
@@ -80,7 +80,7 @@ def _lora_parameters(to: Translator) -> None:
     if not isinstance(parameters, Mapping | None):
         to.refuse("lora_parameters", "lora_parameters must be a mapping with rank, scale and dropout.")
         return
-    for name, value in cast("Mapping[Any, Any]", parameters or {}).items():
+    for name, value in (parameters or {}).items():
         to.fill({"keys": "lora_keys", "alpha": "lora_alpha"}.get(name, str(name)), value, "lora_parameters")
 
 
@@ -98,22 +98,22 @@ _BIAS_CORRECTION = (
 def _optimizer_config(to: Translator) -> None:
     every: Any = to.take("optimizer_config")
     optimizer = str(to.values.get("optimizer", "adamw"))
-    own: Any = cast("Mapping[str, Any]", every).get(optimizer) if isinstance(every, Mapping) else every
+    own: Any = every.get(optimizer) if isinstance(every, Mapping) else every
     if not isinstance(own or {}, Mapping):
         to.refuse("optimizer", "optimizer_config must be a mapping of optimizers to their settings.")
         return
     if to.program == "mlx_lm_lora" and optimizer in ("adam", "adamw") and "bias_correction" not in (own or {}):
         places = ("optimizer_config", "optimizer", "learning_rate", "model", *to.written)
         to.remarks[next(word for word in places if word in to.written)] = _BIAS_CORRECTION
-    for name, value in cast("Mapping[str, Any]", own or {}).items():
+    for name, value in (own or {}).items():
         if name == "bias_correction" and as_bool(value) is not None:
             if not as_bool(value):
                 to.refuse("optimizer", "Adam's bias correction is always on here; take bias_correction out.")
             continue
         ours = _OPTIMIZER_SETTINGS.get(name)
-        parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        parts: list[Any] = value if isinstance(value, list) else [value]
         if ours is None or len(parts) != len(ours):
-            given = f"{quote(name, 30)}: {quote(cast('object', value), 40)}"
+            given = f"{quote(name, 30)}: {quote(value, 40)}"
             to.refuse("optimizer", f"optimizer_config has {given}, which has no place here; take it out.")
             continue
         for key, part in zip(ours, parts, strict=True):
@@ -160,15 +160,15 @@ _SCHEDULES = {
 def _lr_schedule(to: Translator) -> None:
     """mlx-lm: {name: cosine_decay, arguments: [peak, steps, end], warmup: n, warmup_init: x}, in updates. As there, the
     first argument is the peak whatever `learning_rate` says, and missing arguments are 0. Our own keys win."""
-    if not isinstance(to.values.get("lr_schedule"), Mapping):
+    mapping = to.values.get("lr_schedule")
+    if not isinstance(mapping, Mapping):
         return
-    mapping = cast("Mapping[str, Any]", to.values["lr_schedule"])
     kind, arguments = choice(mapping.get("name"), CHOICE_ALIASES["lr_schedule"]), mapping.get("arguments")
-    if kind is None or not isinstance(arguments, list) or not 1 <= len(cast("list[Any]", arguments)) <= 3:
+    if kind is None or not isinstance(arguments, list) or not 1 <= len(arguments) <= 3:
         shape = "a mapping with a name and arguments, a list of at most three numbers"
         to.refuse("lr_schedule", f"lr_schedule must be a word, or {shape}.")
         return
-    by_name = dict(zip(_SCHEDULES.get(kind, ()), cast("list[Any]", arguments), strict=False))
+    by_name = dict(zip(_SCHEDULES.get(kind, ()), arguments, strict=False))
     to.values["lr_schedule"] = kind
     if not by_name:
         return
@@ -238,7 +238,7 @@ def _grpo_data(to: Translator) -> None:
     if to.program == "mlx_grpo" and to.has("max_prompt_len"):
         to.values.setdefault("long_prompts", "cut_left")
     if isinstance(mapping := to.values.get("lr_schedule_config"), Mapping) and not to.has("lr_schedule"):
-        to.values["lr_schedule"] = dict(cast("Mapping[str, Any]", to.take("lr_schedule_config")))
+        to.values["lr_schedule"] = dict(to.take("lr_schedule_config"))
     elif mapping is not None:
         sentence = "lr_schedule_config must be a mapping, as mlx-lm's lr_schedule, and stand alone."
         to.refuse("lr_schedule_config", sentence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from backend.config.other_programs.keys import TABLES, Refused, Translator, as_bool, tables_of
 from backend.models.architectures import ALL_LINEAR
@@ -38,7 +38,7 @@ def peft_config(to: Translator) -> None:
     if not isinstance(config, Mapping):
         to.refuse(WORD, f"peft_config must be a mapping of LoraConfig's words, not {quote(config, 60)}.")
         return
-    given = {str(word): value for word, value in cast("Mapping[Any, Any]", config).items() if value is not None}
+    given = {str(word): value for word, value in config.items() if value is not None}
     kind = str(given.get("peft_type", "LORA")).strip().upper().removeprefix("PEFTTYPE.")
     if kind != "LORA":
         to.refuse(WORD, f"peft_config {kind_sentence(kind)}")
@@ -65,5 +65,5 @@ def defaults(config: Any) -> dict[str, Any]:
     """TRL's keys for what a `peft_config` leaves out; {} where there is none."""
     if not isinstance(config, Mapping):
         return {}
-    given = cast("Mapping[str, Any]", config)
-    return {"use_peft": True} | {_INTO_TRL[word]: value for word, value in DEFAULTS.items() if given.get(word) is None}
+    left_out = {_INTO_TRL[word]: value for word, value in DEFAULTS.items() if config.get(word) is None}
+    return {"use_peft": True} | left_out

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from backend.config.other_programs.keys import (
     CHOICE_ALIASES,
@@ -209,9 +209,8 @@ def _left_out(
     for word, value in program.defaults(file).items():
         own, fate = file.get(word), program.words.get(word)
         if isinstance(value, dict):
-            options = cast("dict[str, Any]", value)
-            left[word] = {name: option for name, option in options.items() if name not in decided}
-            left[word] |= cast("dict[str, Any]", own) if isinstance(own, dict) else {}
+            left[word] = {name: option for name, option in value.items() if name not in decided}
+            left[word] |= own if isinstance(own, dict) else {}
         elif own is None and (fate.settings[0] if isinstance(fate, Translated) else word) not in decided:
             left[word] = value
     return left
@@ -232,7 +231,7 @@ def _is_plain(word: str, program: OtherProgram | None) -> bool:
 
 def _as_yaml(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{quote(', '.join(quote(part, 60) for part in cast('list[Any]', value[:20])), 80)}]"
+        return f"[{quote(', '.join(quote(part, 60) for part in value[:20]), 80)}]"
     return str(value).lower() if isinstance(value, bool) else quote(value, 40)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from backend.config.other_programs import peft
 from backend.config.other_programs.keys import TABLES, OtherProgram, Translator, as_bool, as_number, plain, tables_of
@@ -271,12 +271,12 @@ def _adapters(to: Translator) -> None:
 
 def _dataset(to: Translator) -> None:
     entries: Any = to.take("datasets") or [{}]
-    if not (isinstance(entries, list) and len(cast("list[Any]", entries)) == 1 and isinstance(entries[0], Mapping)):
+    if not (isinstance(entries, list) and len(entries) == 1 and isinstance(entries[0], Mapping)):
         sentence = "datasets must list one dataset here, with its path: mix several into one file, and give it as data."
         to.refuse("datasets", sentence)
         return
     parts = {"path": "data", "name": "dataset_config", "split": "train_split"}
-    to.spread("datasets", cast("Mapping[str, Any]", entries[0]), parts)
+    to.spread("datasets", entries[0], parts)
     if (share := to.number("test_split_size")) is not None:
         if not 0 <= share < 1:
             to.refuse("test_split_size", "test_split_size must be a share of the rows below 1 here.")
@@ -307,7 +307,7 @@ def _rewards(to: Translator) -> None:
 
 def reward_entries(listed: Any) -> list[str]:
     """Our entries for `reward_funcs`: a name, a list of names, or names with commas."""
-    names = [str(name) for name in cast("list[Any]", listed)] if isinstance(listed, list) else split_names(str(listed))
+    names = [str(name) for name in listed] if isinstance(listed, list) else split_names(str(listed))
     entries: list[str] = []
     for name in filter(None, map(str.strip, names)):
         module, dot, function = name.rpartition(".")
