@@ -17,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx_lm import utils as mlx_lm_utils
+from mlx_lm.models import gemma
 from mlx_lm.models.base import BaseModelArgs
 
 from backend.config.model_and_data_names import check_weights, model_source
@@ -46,6 +47,7 @@ DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "
 """Values of `model_type` with code in mlx-lm that computes what transformers' *ForSequenceClassification does."""
 MODERNBERT = "modernbert"
 SCORE = "score"
+EMBEDDING = "model.embed_tokens.weight"
 GEMMA3 = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
 """What config.json of Gemma 3 with images leaves out (`mlx_lm.models.gemma3`)."""
 NOT_TEXT = ("vision_tower", "multi_modal_projector", "lm_head")
@@ -225,9 +227,29 @@ def reward_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
                 text = {name.replace(before, "model."): x for name, x in text.items()}
             found = super().sanitize(text) if hasattr(decoder, "sanitize") else text
             self.pop("lm_head", None)
+            if model_type(config) == "gemma":
+                for layer in self.model.layers:
+                    layer.mlp.__class__ = GemmaMLP
+            embedding = found.get(EMBEDDING)
+            if (
+                model_type(config) in ("gemma3", "gemma3_text")
+                and embedding is not None
+                and embedding.dtype != mx.bfloat16
+            ):
+                scale = (
+                    self.score.weight.shape[1] ** 0.5
+                )  # mlx-lm rounds it to bfloat16, transformers to the weights' type
+                found[EMBEDDING] = embedding * (scale / mx.array(scale, mx.bfloat16).item())
             return found
 
     return RewardDecoder, arguments
+
+
+class GemmaMLP(gemma.MLP):
+    """With transformers' approximation of GELU; mlx-lm computes it exactly."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down_proj(nn.gelu_approx(self.gate_proj(x)) * self.up_proj(x))
 
 
 @dataclass
