@@ -111,10 +111,6 @@ class PageButton(QAbstractButton):
         super().focusInEvent(event)
         self._has_ring = event.reason() in BY_KEYBOARD
 
-    def focusOutEvent(self, event: QFocusEvent) -> None:
-        super().focusOutEvent(event)
-        self._has_ring = False
-
     def paintEvent(self, event: QPaintEvent) -> None:
         colours, checked, painter = theme.palette(), self.isChecked(), theme.painter(self)
         if checked or self.underMouse() or self.hasFocus():
@@ -131,7 +127,7 @@ class PageButton(QAbstractButton):
             text = self.rect().adjusted(theme.scaled(38), 0, 0, 0)
             painter.drawText(text, Qt.AlignmentFlag.AlignVCenter, self.text())
         painter.end()
-        if self._has_ring:
+        if self._has_ring and self.hasFocus():
             paint_ring(self, CORNER)
 
 

@@ -287,7 +287,7 @@ class Plot(QFrame):
             self._show_again()
         self._needs_restyle = False
         super().paintEvent(event)
-        if self._has_ring:
+        if self._has_ring and self.hasFocus():
             paint_ring(self, CORNER)
 
     def leaveEvent(self, event: QEvent) -> None:
@@ -297,12 +297,6 @@ class Plot(QFrame):
     def focusInEvent(self, event: QFocusEvent) -> None:
         super().focusInEvent(event)
         self._has_ring = event.reason() in BY_KEYBOARD
-        self.update()
-
-    def focusOutEvent(self, event: QFocusEvent) -> None:
-        super().focusOutEvent(event)
-        self._has_ring = False
-        self.update()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key = Qt.Key(event.key())
