@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFocusEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QAbstractButton, QFrame, QSizePolicy, QWidget
 
@@ -33,7 +33,6 @@ class DropOverlay(QWidget):
         self.sentence = ""
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self.hide()
-        parent.installEventFilter(self)
 
     def show_sentence(self, sentence: str) -> None:
         """Show the effect of a drop; "" hides the veil."""
@@ -42,11 +41,6 @@ class DropOverlay(QWidget):
         self.setVisible(bool(sentence))
         self.raise_()
         self.update()
-
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.Resize and not self.isHidden():
-            self.setGeometry(self._covered.rect())
-        return super().eventFilter(watched, event)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         colours, painter = theme.palette(), theme.painter(self)
