@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import Any, Literal
 
 from PySide6.QtCore import QModelIndex, QObject, QRect, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QKeyEvent, QMouseEvent, QPainter, QPixmap, QResizeEvent
+from PySide6.QtGui import QColor, QFont, QKeyEvent, QMouseEvent, QPainter, QPixmap
 from PySide6.QtWidgets import QHeaderView
 
 from app import theme
@@ -318,15 +318,11 @@ class CompletionTable(BaseTable):
         for row, line in enumerate([] if model.is_flat else model.rows):
             if line.completion is None and model.rewards:
                 self.setSpan(row, 0, 1, 1 + len(model.rewards))
-        self._resize_columns()
+        self.fit_columns()
         first = next((row for row, line in enumerate(model.rows) if line.completion is not None), None)
         if first is not None:
             self.selectRow(first)
         self.scrollToTop()  # selecting scrolled to the completion, and hid its prompt in the line above
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._resize_columns()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         super().mousePressEvent(event)
@@ -336,7 +332,7 @@ class CompletionTable(BaseTable):
         super().keyPressEvent(event)
         self.touched.emit()
 
-    def _resize_columns(self) -> None:
+    def fit_columns(self) -> None:
         metrics = self.horizontalHeader().fontMetrics()
         widths: dict[int, int] = {}
         for at, column in enumerate(self._completions.columns[1:], 1):
