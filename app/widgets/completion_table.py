@@ -113,6 +113,7 @@ class CompletionModel(RowsModel):
         super().__init__(parent)
         self.is_brief = is_brief  # the headers of scores are dots, with their text in the tool tip
         self._max_scores: Mapping[str, float] = {}
+        self._fonts = theme.mono_font(), theme.figures_font()  # making them for every cell is slow
         self.right: tuple[str, float] | None = None  # (reward function, score) of a right completion
         self.set_columns([], [])
 
@@ -131,7 +132,6 @@ class CompletionModel(RowsModel):
         """
         self.beginResetModel()
         self.rows, self.rewards, self.logged, self.is_flat = [], list(rewards), dict(logged or {}), has_steps
-        self._fonts = theme.mono_font(), theme.figures_font()  # making them for every cell is slow
         self.columns = [CompletionColumn("text", "Completion", is_figure=False)]
         self.columns += [CompletionColumn("prompt", "Prompt", is_figure=False)] if has_steps else []
         for i, (name, label) in enumerate(zip(rewards, labels, strict=True)):
@@ -172,10 +172,6 @@ class CompletionModel(RowsModel):
     def show_groups(self, rows: Sequence[Mapping[str, Any]], rewards: Sequence[str], labels: Sequence[str]) -> None:
         self.set_columns(rewards, labels)
         self.show_lines([line for group, row in enumerate(rows) for line in lines_of_row(group, row)])
-
-    def repaint(self) -> None:
-        self._fonts = theme.mono_font(), theme.figures_font()
-        super().repaint()
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = ROLE.DisplayRole) -> Any:
         if orientation == Qt.Orientation.Horizontal and self.columns[section].kind == "score":
