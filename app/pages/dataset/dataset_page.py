@@ -329,11 +329,7 @@ class DatasetPage(QWidget):
         generation = self._generation
 
         def add(rows: list[dict[str, Any]] | None) -> None:
-            if generation != self._generation:  # rows of a dataset or split that is no longer shown
-                return
-            if rows is None:
-                self.model.release(start)
-            else:
+            if generation == self._generation:  # else they are of a dataset or split that is no longer shown
                 self.model.add_chunk(start, rows)
 
         self.dataset.request("preview_rows", add, self, numbers=list(self.model.numbers[start : start + CHUNK]))

@@ -92,25 +92,24 @@ class RowModel(RowsModel):
         for start in self._chunks:
             self._schedule(start)
 
-    def add_chunk(self, start: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add a requested chunk: each row's cells by column, the tokens of its prompt (None if unknown), its images."""
-        self._chunks[start] = rows
-        self.most_pictures = max([self.most_pictures, *(len(row["images"]) for row in rows)])
-        if self.most_pictures and PICTURES not in self.columns:
-            at = next((at for at, each in enumerate(self.columns) if isinstance(each, DataColumn)), 0)
-            self.beginInsertColumns(QModelIndex(), at, at)
-            self.columns.insert(at, PICTURES)
-            self.endInsertColumns()
-        self._chunks.move_to_end(start)
-        while len(self._chunks) > MAX_CHUNKS:
-            self._chunks.popitem(last=False)
-        if self.rows:
-            last = min(start + CHUNK, len(self.rows)) - 1
-            self.dataChanged.emit(self.index(start, 0), self.index(last, self.columnCount() - 1))
-        self.release(start)
-
-    def release(self, start: int) -> None:
+    def add_chunk(self, start: int, rows: Sequence[Mapping[str, Any]] | None) -> None:
+        """Add a requested chunk: each row's cells by column, the tokens of its prompt (None if unknown), its images.
+        None: it could not be read."""
         self._requested.discard(start)
+        if rows is not None:
+            self._chunks[start] = rows
+            self._chunks.move_to_end(start)
+            while len(self._chunks) > MAX_CHUNKS:
+                self._chunks.popitem(last=False)
+            self.most_pictures = max([self.most_pictures, *(len(row["images"]) for row in rows)])
+            if self.most_pictures and PICTURES not in self.columns:
+                at = next((at for at, each in enumerate(self.columns) if isinstance(each, DataColumn)), 0)
+                self.beginInsertColumns(QModelIndex(), at, at)
+                self.columns.insert(at, PICTURES)
+                self.endInsertColumns()
+            if self.rows:
+                last = min(start + CHUNK, len(self.rows)) - 1
+                self.dataChanged.emit(self.index(start, 0), self.index(last, self.columnCount() - 1))
         self._request()
 
     def _schedule(self, start: int) -> None:
