@@ -39,6 +39,7 @@ from backend.utils.errors import ConfigProblem
 from backend.utils.hub_cache import local_folder
 from backend.utils.machine import machine_bytes
 from backend.utils.places import demo_config
+from tests.app.test_reward_page import click_cell
 from tests.support.random_settings import filled_form
 from tests.support.trainer_by_hand import add_checkpoints
 from tests.support.windows import ServiceByHand, table_texts
@@ -89,13 +90,6 @@ def plain_text(text: str) -> str:
 
 def rows(page: TrainPage) -> list[tuple[str, bool, float | None]]:
     return [(row.entry.name, row.ticked, row.weight) for row in page.rewards.model.rows]
-
-
-def click_cell(page: TrainPage, row: int, column: int) -> None:
-    table = page.rewards.table
-    QTest.mouseClick(
-        table.viewport(), Qt.MouseButton.LeftButton, pos=table.visualRect(table.model().index(row, column)).center()
-    )
 
 
 def test_every_setting_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):
@@ -321,11 +315,11 @@ def test_a_function_that_is_not_there_keeps_its_row(page: TrainPage):
     page.draft.set("reward_functions", ["gone", "r1_count_xml"])
     row = next(place for place, row in enumerate(page.rewards.model.rows) if row.entry.name == "gone")
     before = [name for name, *_ in rows(page)]
-    click_cell(page, row, USE)
+    click_cell(page.rewards, row, USE)
     assert page.draft.value("reward_functions") == ["r1_count_xml"] and [name for name, *_ in rows(page)] == before
-    click_cell(page, row, USE)
+    click_cell(page.rewards, row, USE)
     assert "gone" in page.draft.value("reward_functions")
-    click_cell(page, row, USE)
+    click_cell(page.rewards, row, USE)
     page.draft.reset()
     assert "gone" not in [name for name, *_ in rows(page)], "another form"
 
@@ -380,7 +374,7 @@ def test_no_ticks_mean_the_defaults(page: TrainPage):
     fix_problems(page.draft)
     for row in range(5):
         assert not page.rewards.none_ticked.isVisible()
-        click_cell(page, row, USE)
+        click_cell(page.rewards, row, USE)
     assert page.draft.value("reward_functions") == [] and page.form.fields["reward_functions"].control.text() == ""
     assert page.draft.problems() == [] and page.draft.config().reward_functions == list(DEFAULT_REWARDS)
     assert page.rewards.none_ticked.isVisible() and "the five defaults score" in page.rewards.none_ticked.text()
@@ -395,7 +389,7 @@ def test_edited_weight_survives_save_and_load(page: TrainPage, tmp_path: Path, q
     page.build_all()
     fix_problems(page.draft)
     table = page.rewards.table
-    click_cell(page, 2, WEIGHT)
+    click_cell(page.rewards, 2, WEIGHT)
     box = table.findChild(WeightEdit)
     box.selectAll()
     QTest.keyClicks(box, "2.5")
