@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import os
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -43,6 +45,31 @@ _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint32}
 
 
 def do_nothing(*_: object) -> None: ...
+
+
+class CallThread:
+    """Makes calls that may never return, one by one. A daemon: joining it at exit could hang or abort."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        result: Future[T] = Future()
+        self._calls.put((call, result))
+        return result
+
+    def _work(self) -> None:
+        while True:
+            call, result = self._calls.get()
+            try:
+                value = call()
+            except BaseException as error:
+                result.set_exception(error)
+            else:
+                result.set_result(value)
+                del value
+            del call, result  # they hold arrays
 
 
 def wait_for(
@@ -141,7 +168,7 @@ class MlxCollectives(FlatCollectives):
         self.check: Callable[[], None] = do_nothing  # raises for a lost rank; called while waiting
         self.group = group
         self._device = device
-        self._thread = ThreadPoolExecutor(1, "collectives")
+        self._thread = CallThread("collectives")
 
     def all_sum(self, x_N: mx.array) -> mx.array:
         return self._call(mx.distributed.all_sum, x_N)

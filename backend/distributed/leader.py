@@ -367,7 +367,7 @@ class ShardedEngine(Engine):
 
     def __init__(self, workers: LeaderChannel, ranks: collectives.MlxCollectives) -> None:
         self.workers, self.ranks = workers, ranks
-        self._thread = ThreadPoolExecutor(1, "sharded model")
+        self._thread = collectives.CallThread("sharded model")
 
     def together(self, kind: str, call: Callable[[], T], **body: Any) -> T:
         """As `LeaderContext.together`. Raises what the channel's `check` raises."""

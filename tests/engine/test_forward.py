@@ -399,5 +399,5 @@ def test_cached_attention_of_many_queries_is_the_plain_attention(kind: str) -> N
     out = cached_attention(queries, keys, values, 0.3, mask)
     plain = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask=mask)
     real = 100 if kind == "padded" else 0
-    assert error(out[:, :, real:], plain[:, :, real:]) < 1e-6
+    assert error(out[:, :, real:], plain[:, :, real:]) < 2e-6  # sums of 900 terms in another order
     assert bool(mx.isfinite(out).all())
