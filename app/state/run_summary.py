@@ -82,7 +82,7 @@ def _length(config: Config) -> tuple[int, int]:
     if not staged:
         steps = 0 if config.epochs > 0 else config.iters
         return steps, (config.group_size if samples else 1) * config.prompts_per_step * steps
-    values, completions = config.model_dump(), 0
+    values, completions = config.model_dump(warnings=False), 0  # a draft may hold half a number
     for index, stage in enumerate(stages if is_valid else []):
         own = values | stage_settings(values, index)
         prompts = own["batch_size"] * own["gradient_accumulation_steps"] * own["steps_per_generation"]
