@@ -215,7 +215,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "sync_ref_model", "Reference follows is on, but Beta (KL weight) is 0, so there is no reference to move."
     ).when(lambda c: c.sync_ref_model and not c.needs_reference),
-    Rule("sync_ref_model", "A reference model of its own cannot follow the policy; clear one of the two.").when(
+    Rule("sync_ref_model", "A separate reference model cannot follow the policy; clear one of the two.").when(
         lambda c: c.sync_ref_model and c.reference_model_path
     ),
     Rule(
@@ -246,10 +246,10 @@ RULES: tuple[Rule, ...] = (
             and f"{len(c.reward_weights_final)} final weights for {len(c.reward_functions)}"
         )
     ),
-    Rule("advantage_baseline", "Normalise, then sum has a baseline of its own; set Baseline to Group mean.").when(
+    Rule("advantage_baseline", "Normalise, then sum has its own baseline; set Baseline to Group mean.").when(
         lambda c: c.multi_objective_aggregation == "normalize_then_sum" and c.advantage_baseline != "group"
     ),
-    Rule("reward_weight_schedule", "Stages have weights of their own; set Weight schedule to Constant.").when(
+    Rule("reward_weight_schedule", "Stages have their own weights; set Weight schedule to Constant.").when(
         lambda c: c.stages and c.reward_weight_schedule != "constant"
     ),
     Rule("parallelism", "mlx passes no gradient between machines that hold different layers; choose Tensors.").when(
@@ -266,7 +266,7 @@ RULES: tuple[Rule, ...] = (
         lambda c: _first(condition_fault(text, *_known_metrics(c)) for text in c.stop_when)
     ),
     Rule("best_metric", "{found}").when(lambda c: c.best_metric and metric_fault(c.best_metric, *_known_metrics(c))),
-    Rule("best_metric", "{found} is a metric of evaluations, and this run has none: Eval is 0.").when(
+    Rule("best_metric", "{found} is a metric of evaluations, and this run makes no evaluations: Eval is 0.").when(
         lambda c: c.best_metric.startswith(EVALUATION) and not c.steps_per_eval and quote(c.best_metric, 60)
     ),
     Rule("save_every", "Save must be at least 1 step, or −1: once per epoch.").when(lambda c: not c.save_every),
@@ -284,13 +284,13 @@ RULES: tuple[Rule, ...] = (
     Rule("tracker_project", "{found}").when(lambda c: project_fault(c.tracker_project)),
     Rule("lm_studio_name", "The LM Studio export name {found}.").when(lambda c: _unsafe(c.lm_studio_name)),
     Rule("run_name", "The run folder name {found}.").when(lambda c: _unsafe(c.run_name)),
-    Rule("output_schema", "Output is held to a regex or to a schema, not to both; clear one of the two.").when(
-        lambda c: c.output_regex and c.output_schema
-    ),
+    Rule(
+        "output_schema", "Output can be constrained by a regex or by a schema, not by both; clear one of the two."
+    ).when(lambda c: c.output_regex and c.output_schema),
     Rule(
         "ratio_against",
-        "Held output is corrected for against the policy that sampled, but Ratio against is the reference model; "
-        "turn one of the two back.",
+        "Constrained output is corrected against the policy that sampled, but Ratio against is the reference model; "
+        "change one of the two.",
     ).when(lambda c: (c.output_regex or c.output_schema) and c.ratio_against == "reference"),
 )
 

@@ -271,7 +271,7 @@ class LeaderContext(RunContext):
         return super().evaluate(split, step, config, poll)
 
     def to_send(self, groups: list[Group]) -> dict[str, Any]:
-        """What the workers need of groups that are learned or measured, and the speeds by which rows are split."""
+        """Body of a message: the groups to learn or measure, and the speeds by which rows are split."""
         sent = [
             Group(
                 # Pictures are read there too: their files have one path on all machines.
@@ -440,7 +440,10 @@ class LeadingSampler(Sampler):
 
         def sample() -> list[Group]:
             collectives.keep_together(self._learner, self._config, engine.ranks)
-            meet: Poll = lambda count: engine.meet(lambda: poll(count))  # noqa: E731
+
+            def meet(count: int) -> None:
+                engine.meet(lambda: poll(count))
+
             return super(LeadingSampler, self).sample(problems, *rest, meet, finished)
 
         prompts = [problem.tokens for problem in problems]  # their texts are rank 0's alone

@@ -1,4 +1,4 @@
-"""What travels between ranks: values as JSON, the rounds of sampling, and the files of reward functions."""
+"""Messages between ranks: values as JSON, the rounds of sampling, and the files of reward functions."""
 
 from __future__ import annotations
 

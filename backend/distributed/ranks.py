@@ -170,7 +170,7 @@ def own_addresses() -> list[str]:
 
 
 def end_with_stdin() -> None:
-    """End this process, whatever its threads do, when its stdin does."""
+    """End this process, with all its threads, when its stdin ends."""
 
     def watch() -> None:
         with suppress(OSError):

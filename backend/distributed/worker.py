@@ -86,7 +86,7 @@ class Worker:
         """Wait until all ranks are here, where they compute passes together."""
 
     def follow(self, updates: int, algorithm: list[float | None]) -> None:
-        """Take over the leader's state: that of a checkpoint, or of the start."""
+        """Take over the leader's state, from a checkpoint or from the start."""
         self.parts.learner.restore(None, updates, algorithm)
         collectives.follow_leader(self.parts.learner, self.config, self._ranks)
 

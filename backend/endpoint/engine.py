@@ -1,7 +1,7 @@
 """Computes the answers of an endpoint, in one thread. Requests with the same model and sampling are decoded together by
 the scheduler of a rollout, and join while others are decoded: long prompts are read in pieces, between their tokens.
-What it cannot batch (constrained decoding, penalties,
-top log-probabilities, models with other caches) is decoded token by token, in turns."""
+Other requests (constrained decoding, penalties, top log-probabilities, models with other caches) are decoded token by
+token, in turns."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class Judge:
     def ask_afresh(
         self, questions: Sequence[FreshQuestion], poll: Poll, report: Callable[[int], None] = lambda done: None
     ) -> list[list[float | None]]:
-        """The scores of each question, whatever is known of its texts. Reports how many questions are answered."""
+        """The scores of each question, ignoring earlier answers. Reports how many questions are answered."""
         asked: list[list[tuple[Sequence[int], Future[Judgements]]]] = []
         for problem, texts, order in questions:
             parts = [order] if self.mode == "group" else [[index] for index in range(len(texts))]

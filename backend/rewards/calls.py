@@ -260,7 +260,7 @@ class Caller:
                 self._runner.close()
 
     def _failure(self, index: int, error: BaseException) -> Failure:
-        """What the function `index` raised, or the Failure of what it returned."""
+        """The Failure of function `index`, from what it raised or returned."""
         about = self.functions[index]
         if isinstance(error, Failure):
             own: dict[str, Any] = {"function": index, "completion": error.completion}

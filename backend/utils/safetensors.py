@@ -12,7 +12,7 @@ from backend.utils.files import open_regular, reason
 from backend.utils.text import quote
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the library
-UNSOUND = "was cut off, or is no sound safetensors file"
+UNSOUND = "was cut off, or is not a valid safetensors file"
 BYTES = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),

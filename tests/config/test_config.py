@@ -270,7 +270,7 @@ def test_no_reward_function_means_the_defaults() -> None:
         ({"eval_batch_size": 10_001, "num_generations_eval": 100}, "eval_batch_size", "have 1,000,100 completions"),
         ({"eval_batch_size": 250_001}, "eval_batch_size", "have 1,000,004 completions"),
         ({"save_every": 0}, "save_every", "at least 1 step, or −1: once per epoch"),
-        ({"best_metric": "eval/reward", "steps_per_eval": 0}, "best_metric", "this run has none"),
+        ({"best_metric": "eval/reward", "steps_per_eval": 0}, "best_metric", "makes no evaluations"),
         ({"max_completion_length": 2048}, "max_completion_length", "leaves no room for a prompt within Max Seq (2048"),
         ({"num_layers": 0}, "num_layers", "nothing would be trained"),
         ({"train_type": "full", "quantization": 4}, "quantization", "Full fine-tuning has no gradient"),

@@ -303,7 +303,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no type": (edit(model_type=None), "config.json", "model_type"),
     "no weights": (without(WEIGHTS), WEIGHTS, "no weights"),
     "cut off": (lambda f: os.truncate(f / WEIGHTS, (f / WEIGHTS).stat().st_size - 8), WEIGHTS, "cut off"),
-    "no weights but text": (lm_studio_written(WEIGHTS, "no header at all"), WEIGHTS, "no sound safetensors"),
+    "no weights but text": (lm_studio_written(WEIGHTS, "no header at all"), WEIGHTS, "not a valid safetensors"),
     "no metadata": (lambda f: mx.save_safetensors(str(f / WEIGHTS), {"a": mx.zeros(2)}), WEIGHTS, "metadata"),
     "quantised in words": (edit(quantization={"bits": 4}), "config.json", "says that the weights are quantised"),
     "no tokenizer": (without("tokenizer_config.json"), "tokenizer_config.json", "missing"),

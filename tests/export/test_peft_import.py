@@ -241,7 +241,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "not peft's": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "it has no peft_type"),
     "huge header": (
         lambda folder: (folder / ARRAYS).write_bytes(b"\xff" * 64),
-        "was cut off, or is no sound safetensors",
+        "was cut off, or is not a valid safetensors",
     ),
     "pickle": (lambda folder: (folder / ARRAYS).rename(folder / "adapter_model.bin"), "is a pickle, which can run"),
     "empty": (lambda folder: shutil.rmtree(folder) or folder.mkdir(), "is no adapter of peft"),

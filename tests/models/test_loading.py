@@ -96,7 +96,7 @@ def test_a_pickle_is_never_opened(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
     assert refused(folder).endswith("model*.safetensors is missing or empty.")
     (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
-    assert "no sound safetensors file" in refused(folder)
+    assert "not a valid safetensors file" in refused(folder)
     assert not mark.exists()
 
 
@@ -111,7 +111,7 @@ def rewrite(file: Path, edit: Callable[[dict[str, Any]], None], cut: int = 0, cl
 
 
 NORM = "model.norm.weight"
-BROKEN = "was cut off, or is no sound safetensors file"
+BROKEN = "was cut off, or is not a valid safetensors file"
 HEADERS: list[tuple[str, Callable[[dict[str, Any]], Any], dict[str, int], str]] = [
     ("truncated", lambda header: None, {"cut": 100}, BROKEN),
     ("a header of 1 GB", lambda header: None, {"claim": 2**30}, BROKEN),
