@@ -35,6 +35,7 @@ class Batch:
     old_logp_BT: mx.array | None = None  # log π before this rollout's first update
     ref_logp_BT: mx.array | None = None
     importance_weight_BT: mx.array | None = None  # or [B, 1]; set on micro-batches only
+    uncertain_BT: mx.array | None = None  # 1.0 for the tokens of `top_entropy_quantile`; set on micro-batches only
     teacher_prompts: Sequence[list[int]] = ()  # by `row_B`, of self-distillation: ids, empty where a row has no teacher
     teacher_weight_BT: mx.array | None = None  # in the distillation loss; 0 without a teacher
     teacher_logp_BT: mx.array | None = None  # before this rollout's first update

@@ -53,8 +53,8 @@ class EntropyBonus:
     @property
     def coefficient(self) -> float:
         """Of the next update; an adaptive bonus applies only while the entropy is at or below its target."""
-        above = self.entropy is not None and self.entropy > self.target
-        return 0.0 if self.adaptive and above else self.value
+        is_low = self.entropy is not None and self.entropy <= self.target
+        return self.value if is_low or not self.adaptive else 0.0
 
     def observe(self, entropy: float) -> None:
         """Adapt to an update's mean entropy."""
@@ -165,25 +165,22 @@ class Grpo(Algorithm):
         return metrics
 
     def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, Any]:
-        """Entropy threshold (a quantile over the optimizer batch) and token count of the entropy bonus."""
-        top, has_bonus = self.loss.top_entropy_quantile, self.bonus.coefficient > 0
-        if top >= 1:
-            if not has_bonus:
-                return {}
-            own = sum((part.batch.mask_BT.sum() for part in micro_batches), mx.array(0.0))
-            return {"entropy_tokens": total(forward.ranks, own)}
-        # One forward pass more for each update: the first micro-batch's backward pass needs a quantile over all of
-        # them.
-        entropies = [  # computed as in the update, or ties would differ
-            forward.scores(self.policy.split_model, part, with_gradient=False, entropy_gradient=has_bonus).entropy_N
-            for part in micro_batches
-        ]
-        entropy_1N, mask_1N = entropies_of_all(forward.ranks, entropies, [part.batch.mask_BT for part in micro_batches])
-        threshold = entropy_quantile(entropy_1N, mask_1N, top)
+        """Choose the most uncertain tokens of the optimizer batch; return the token count of the entropy bonus."""
+        masks = [part.batch.mask_BT for part in micro_batches]
+        if self.loss.top_entropy_quantile < 1:
+            # One forward pass more for each update: the first micro-batch's backward pass needs a quantile over all of
+            # them. Chosen here: the update's pass rounds otherwise, and the threshold may be a token's own entropy.
+            entropies = [*forward.entropies_without_gradient(self.policy.split_model, micro_batches)]
+            threshold = entropy_quantile(
+                *entropies_of_all(forward.ranks, entropies, masks), self.loss.top_entropy_quantile
+            )
+            masks = [(x >= threshold) * mask_BT for x, mask_BT in zip(entropies, masks, strict=True)]
+            for part, uncertain_BT in zip(micro_batches, masks, strict=True):
+                part.set_arrays(uncertain_BT=uncertain_BT)
+        if self.bonus.coefficient == 0:
+            return {}
         # Counted, not top · N: ties at the threshold are kept, and the bonus averages over the tokens that are.
-        tokens = ((entropy_1N >= threshold) * mask_1N).sum()
-        mx.eval(threshold, tokens)
-        return {"entropy_threshold": threshold} | ({"entropy_tokens": tokens} if has_bonus else {})
+        return {"entropy_tokens": total(forward.ranks, sum((x.sum() for x in masks), mx.array(0.0)))}
 
     def _objective(
         self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]
@@ -203,6 +200,7 @@ class Grpo(Algorithm):
             replace(self.loss, entropy_coef=self.bonus.coefficient),
             weights=batch.weight_BT,
             entropies=scores.entropy_N,
+            uncertain=batch.uncertain_BT,
             importance_weight=weight,
             sampling_logps=batch.sampling_logp_BT,
             **totals,

@@ -425,7 +425,7 @@ def policy_terms(
     *,
     weights: mx.array | None = None,
     entropies: mx.array | None = None,
-    entropy_threshold: Scalar | None = None,
+    uncertain: mx.array | None = None,
     entropy_tokens: Scalar | None = None,
     sampling_logps: mx.array | None = None,
     importance_weight: mx.array | None = None,
@@ -434,9 +434,9 @@ def policy_terms(
 
     `logps`, `old_logps`, `ref_logps`, `sampling_logps`, `entropies`: [B, T] in nats at the sampling temperature;
     `advantages`: [B] or [B, T]; `mask`: [B, T]. `old_logps` defaults to the current policy, `sampling_logps` to the old
-    one. `importance_weight`, [B, T] or [B, 1], multiplies the term. Totals of the optimizer batch, by default of these
-    arrays: `weights`, `entropy_threshold`, `entropy_tokens` (divisor of the bonus). Raises ValueError for a setting
-    whose arrays are missing.
+    one. `importance_weight`, [B, T] or [B, 1], multiplies the term. From the optimizer batch, by default from these
+    arrays: `weights`, `uncertain` (1 for the tokens of `top_entropy_quantile`), `entropy_tokens` (divisor of the
+    bonus). Raises ValueError for a setting whose arrays are missing.
     """
     s = settings
     if s.beta != 0 and ref_logps is None:
@@ -471,9 +471,8 @@ def policy_terms(
     entropy_BT = None if entropies is None else masked(entropies)
     uncertain_BT: Scalar = 1.0
     if s.top_entropy_quantile < 1 and entropy_BT is not None:
-        if entropy_threshold is None:
-            entropy_threshold = entropy_quantile(entropy_BT, mask_BT, s.top_entropy_quantile)
-        uncertain_BT = (entropy_BT >= entropy_threshold).astype(mx.float32) * mask_BT
+        threshold = entropy_quantile(entropy_BT, mask_BT, s.top_entropy_quantile)
+        uncertain_BT = (entropy_BT >= threshold) * mask_BT if uncertain is None else uncertain
     factor = _on_policy_rows(t, sampling_logps) * uncertain_BT
     if t.importance_weight is not None and s.loss_type != "vespo":
         factor = factor * t.importance_weight

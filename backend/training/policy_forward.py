@@ -146,6 +146,16 @@ class PolicyForward:
             lambda part, prefilled: self.scores(split_model, part, with_gradient=False, prefilled=prefilled).logp_N,
         )
 
+    def entropies_without_gradient(
+        self, split_model: SplitModel, micro_batches: list[MicroBatch]
+    ) -> Iterator[mx.array]:
+        """Entropies [B, T] in nats of each micro-batch, evaluated."""
+        return self._without_gradient(
+            split_model,
+            micro_batches,
+            lambda part, prefilled: self.scores(split_model, part, with_gradient=False, prefilled=prefilled).entropy_N,
+        )
+
     def states_without_gradient(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> Iterator[mx.array]:
         """Hidden states [N, H] of each micro-batch's tokens that count, evaluated."""
         return self._without_gradient(

@@ -218,11 +218,11 @@ def random_batch(seed: int) -> dict[str, np.ndarray]:
 
 
 def run(batch: dict[str, np.ndarray], **settings: Any) -> tuple[float, Tally, np.ndarray]:
-    """(loss, tally, gradient in the log-probabilities); `settings` may hold `weights` and the totals of a whole
-    batch."""
+    """(loss, tally, gradient in the log-probabilities); `settings` may hold `weights` and `entropy_tokens` of a whole
+    batch, and `batch` its `uncertain` tokens."""
     a = {name: mx.array(x.astype(np.float32)) for name, x in batch.items()}
     weights = settings.pop("weights", None)
-    totals = {name: settings.pop(name) for name in ("entropy_threshold", "entropy_tokens") if name in settings}
+    entropy_tokens = settings.pop("entropy_tokens", None)
 
     def terms(logps: mx.array) -> tuple[mx.array, Tally]:
         loss, tally, _ = policy_terms(
@@ -235,7 +235,8 @@ def run(batch: dict[str, np.ndarray], **settings: Any) -> tuple[float, Tally, np
             entropies=a["entropies"],
             sampling_logps=a["sampler"],
             weights=None if weights is None else mx.array(weights),
-            **totals,
+            uncertain=a.get("uncertain"),
+            entropy_tokens=entropy_tokens,
         )
         return loss, tally
 
@@ -243,14 +244,15 @@ def run(batch: dict[str, np.ndarray], **settings: Any) -> tuple[float, Tally, np
     return float(loss), tally, np.array(gradient)
 
 
-def totals_of(batch: dict[str, np.ndarray], settings: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
-    """The totals that an algorithm computes over the optimizer batch before it is split."""
+def totals_of(batch: dict[str, np.ndarray], settings: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, mx.array]:
+    """Weights, uncertain tokens and count of the bonus's tokens, as an algorithm computes them before the split."""
     mask, entropies = mx.array(batch["mask"]), mx.array(batch["entropies"].astype(np.float32))
     names = ("loss_type", "max_completion_length")
-    threshold = entropy_quantile(entropies, mask, settings["top_entropy_quantile"])
-    counted = mask & (entropies >= threshold) if settings["top_entropy_quantile"] < 1 else mask
+    counted = mask
+    if settings["top_entropy_quantile"] < 1:
+        counted = mask & (entropies >= entropy_quantile(entropies, mask, settings["top_entropy_quantile"]))
     weights = token_weights(mask, **{name: settings[name] for name in names})
-    return np.array(weights), {"entropy_threshold": threshold, "entropy_tokens": counted.sum()}
+    return np.array(weights), np.array(counted), counted.sum()
 
 
 def assert_same(actual: float, expected: float) -> None:
@@ -268,11 +270,13 @@ few = settings(max_examples=8, deadline=None, derandomize=True)
 def test_splitting_the_batch_changes_no_gradient_and_no_metric(loss_type: str, seed: int, data: st.DataObject) -> None:
     batch, options = random_batch(seed), settings_of(loss_type, seed)
     loss, tally, gradient = run(batch, **options)
-    weights, totals = totals_of(batch, options)
+    weights, batch["uncertain"], tokens = totals_of(batch, options)
     n = len(weights)
     part_of = np.array(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)))
     parts = [np.flatnonzero(part_of == i) for i in range(3) if (part_of == i).any()]
-    results = [run({k: x[i] for k, x in batch.items()}, weights=weights[i], **totals, **options) for i in parts]
+    results = [
+        run({k: x[i] for k, x in batch.items()}, weights=weights[i], entropy_tokens=tokens, **options) for i in parts
+    ]
     assert_same(sum(r[0] for r in results), loss)
     for part, (_, _, share) in zip(parts, results, strict=True):
         np.testing.assert_allclose(share, gradient[part], rtol=1e-4, atol=1e-6)
