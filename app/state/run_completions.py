@@ -357,15 +357,8 @@ class RunCompletions(QObject):
         self._has_news, self._last_grew = False, time.monotonic()
         self.grew.emit()
 
-    def number_of(self, offset: int, place: int) -> int | None:
-        """The number among `facts` of a row's completion, or None."""
-        row = int(np.searchsorted(self.facts.column("offset"), offset))
-        if row >= self.facts.rows or self.facts.column("offset")[row] != offset:
-            return None
-        return int(np.searchsorted(self.facts.column("row"), row)) + place
-
     def select(self, query: Query) -> np.ndarray:
-        """Numbers in `found` of what the query and the search leave."""
+        """Numbers among the facts of `shown` of what the query and the search leave."""
         chosen = select(self.shown.facts, query, self.facts.largest or None)
         if self.search is None:
             return chosen

@@ -149,7 +149,7 @@ def test_filter_and_next(qtbot, page: CompletionsPage, run, told) -> None:
     assert page.bar.found.text() == "None of the reward functions is known to compare with the right answer."
 
 
-def test_a_search_lists_what_it_finds_in_the_whole_run(qtbot, page: CompletionsPage, run) -> None:
+def test_a_search_lists_what_it_finds_in_the_whole_run(qtbot, page: CompletionsPage, run, told) -> None:
     show_run(qtbot, page, run)
     page.find_text()
     assert page.bar.search.hasFocus()
@@ -161,6 +161,11 @@ def test_a_search_lists_what_it_finds_in_the_whole_run(qtbot, page: CompletionsP
     page.table.activated.emit(page.table.currentIndex())
     assert page.bar.scope.key == "step" and page._shown[1] == 2, "Return leads to the step"
     assert page.table.current_line.completion["text"] == "so it was"
+    page.bar.previous.click()
+    assert page._shown[1] == 2 and page.table.current_line.completion["text"] == "so it is", "the match before"
+    page.table.selectRow(page.table.currentIndex().row() + 1)
+    page.bar.next.click()
+    assert told == ["There is no later completion of “SO IT”."] and page._shown[1] == 2
     page.bar.search.clear()
     qtbot.keyClick(page.bar.search, Qt.Key.Key_Return)
     assert page.completions.search is None

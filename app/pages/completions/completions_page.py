@@ -544,15 +544,15 @@ class CompletionsPage(QWidget):
                 self.table.selectRow(row)
             return
         completions.follow(True)
-        number, chosen, at = completions.number_of(line.offset, line.place), completions.select(self.bar.query), -1
-        if number is not None:
-            at = int(np.searchsorted(chosen, number, side="right" if by > 0 else "left")) - (by < 0)
+        facts, chosen = completions.shown.facts, completions.select(self.bar.query)
+        offsets, places = facts.per_completion("offset")[chosen], facts.column("place")[chosen]
+        side = "right" if by > 0 else "left"  # the sums ascend: a row has more bytes than completions
+        at = int(np.searchsorted(offsets + places, line.offset + line.place, side=side)) - (by < 0)
         if 0 <= at < len(chosen):
-            facts = completions.facts
-            values = (facts.per_completion("step"), facts.per_completion("offset"), facts.column("place"))
-            self._go_to(*(int(numbers[chosen[at]]) for numbers in values))
+            self._go_to(int(facts.per_completion("step")[chosen[at]]), int(offsets[at]), int(places[at]))
             return
         where, what = "later" if by > 0 else "earlier", FILTERS[self.bar.query.filter].label.lower()
+        what = completions.search.text if completions.search is not None else what
         so_far = "" if completions.shown.is_done else f" in the {completions.shown.share:.0%} of the file read so far"
         self.session.message.emit(f"There is no {where} completion of “{what}”{so_far}.")
 
