@@ -169,4 +169,6 @@ def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.n
     found[2 * many] = np.fmin.reduceat(padded, starts)[many]
     found[2 * many + 1] = np.fmax.reduceat(padded, starts)[many]
     # The first point that is not before the end still belongs to the run: it has the value of the last step.
-    return grid, np.where(np.arange(len(grid)) <= np.searchsorted(grid, x[-1]), found, np.nan)
+    end = int(np.searchsorted(grid, x[-1]))
+    found[end : end + 1], found[end + 1 :] = values[-1], np.nan
+    return grid, found

@@ -32,7 +32,7 @@ ROLE = Qt.ItemDataRole
 BAR_ROLE = ROLE.UserRole  # item role: (length −1 to 1, colour) of the bar under a score
 STOP_LABELS = {"eos": "ended", "string": "stop text", "length": "cut off"}  # stop reason of a completion → its label
 PREVIEW_CHARS, HEADER_CHARS, TIP_CHARS = 400, 14, 80
-MIN_FIGURE_WIDTH, MAX_FIGURE_WIDTH, MIN_TEXT_WIDTH, LOGGED_TEXT_WIDTH, DOT_WIDTH = 64, 124, 176, 112, 18
+MIN_FIGURE_WIDTH, MAX_FIGURE_WIDTH, MIN_TEXT_WIDTH, LOGGED_TEXT_WIDTH, DOT_WIDTH = 74, 124, 176, 112, 18
 
 
 def one_line(text: Any) -> str:

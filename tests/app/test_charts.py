@@ -16,6 +16,7 @@ from PySide6.QtWidgets import QApplication, QToolTip
 
 from app.state.charts import CHARTS, column_names
 from app.state.run import Mark
+from app.state.run_comparison import resampled
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid
 from app.widgets.charts.curves import Trace, axis_range, exponential_average, thin
 from app.widgets.charts.plot import Plot, table_text
@@ -94,6 +95,12 @@ def test_smoothing_is_the_bias_corrected_moving_average(weight: float) -> None:
             total, count = total + value, count + 1
         expected.append(total / count if np.isfinite(value) else np.nan)
     np.testing.assert_allclose(exponential_average(values, weight), expected, rtol=1e-9)
+
+
+def test_a_run_over_time_keeps_spikes_and_ends_in_its_last_value() -> None:
+    x, values = np.array([0.1, 0.2, 0.3, 0.4, 2.2, 2.4, 2.6]), np.array([1.0, 9.0, 0.0, 1.0, 5.0, 7.0, 3.0])
+    shown = resampled(x, values, np.arange(6.0))[1]
+    assert shown[:2].tolist() == [0, 9] and shown[3] == 3 and np.isnan(shown[4:]).all()
 
 
 def test_axis_ranges() -> None:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 from PIL import Image
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtGui import QTextCharFormat
+from PySide6.QtGui import QFontMetrics, QTextCharFormat
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QFileDialog
 
@@ -250,6 +250,8 @@ def test_weights_beside_totals(qtbot, page: CompletionsPage, tmp_path: Path) -> 
     show_run(qtbot, page, folder)
     page.pick(1)
     assert [page.model.headerData(c, Qt.Orientation.Horizontal) for c in (1, 2)] == ["F\n× 1", "G\n× 0.1"]
+    needed = QFontMetrics(theme.figures_font()).horizontalAdvance("0.00625") + 2 * theme.CELL_PADDING
+    assert all(page.table.columnWidth(place) >= needed for place in (1, 2, 3))
     shown = re.sub(r"<[^>]+>|&nbsp;", "", page.detail.completion.scores.text())
     assert shown == "2.05 = ● F 2.00 × 1 + ● G 0.500 × 0.1"
     page.pick(2)
