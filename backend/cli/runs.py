@@ -53,6 +53,7 @@ def runs(
     archived: Annotated[bool, typer.Option("--archived", help="Also the runs that are archived.")] = False,
 ) -> None:
     """List the runs, newest first."""
+    from backend.runs.metric_names import MEASURES
     from backend.runs.run_record import read_record
     from backend.runs.run_search import all_keys, asks_for_archived, search
 
@@ -69,7 +70,8 @@ def runs(
     table.columns[0].no_wrap = True
     for record in found:
         run = record.summary
-        reward = "–" if run.reward is None else f"{run.reward:.3g}"
+        measure = "" if run.measure == "reward" else f"{MEASURES[run.measure]} "
+        reward = "–" if run.reward_after is None else f"{measure}{run.reward_after:.3g}"
         name = quote(f"{run.name} ({record.notes.title})" if record.notes.title else run.name)
         star = "★ " if record.notes.favourite else ""
         steps = f"{run.step or 0}/{run.iterations or '–'}"

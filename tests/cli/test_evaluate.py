@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from backend.runs.run_folder import RunFolder, hold_lock
-from backend.runs.run_record import change_notes
+from backend.runs.run_record import change_notes, read_record
 from backend.trainer.evaluation.evaluation_rows import evaluations_of, read_evaluation, read_rows
 from backend.trainer.health.rules import RULES
 from backend.utils.command import backend_command, backend_environment
@@ -157,6 +157,8 @@ def test_runs_are_searched_and_archived_ones_left_out(runs: Path) -> None:
     assert names() == {"slow"} and names("--archived") == {"slow", "fast"}
     assert names("--search", "is:archived") == {"fast"}
     assert "search: Runs have no lrr. Did you mean lr?" in refused("runs", "--search", "lrr>1")
+    about = read_record(made_up_runs.make_run(runs / "long", steps=12)).summary
+    assert about.reward != about.reward_after and f" {about.reward_after:.3g} " in run_ok("runs").stdout
 
 
 def test_runs_are_compared_in_the_terminal(runs: Path) -> None:
