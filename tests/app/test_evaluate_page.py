@@ -21,12 +21,13 @@ from app import theme
 from app.pages.evaluate.evaluate_page import EvaluatePage
 from app.pages.runs import compare_view
 from app.pages.runs.compare_view import CompareView
+from app.state.correctness import Correctness
 from app.state.processes import ProcessOutcome
 from app.state.session import Session
 from app.widgets.basic.controls import NumberEdit
 from app.widgets.basic.number_format import figure
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import as_markdown, read_record
+from backend.runs.run_record import as_markdown, change_notes, read_record
 from tests.support import made_up_evaluations, made_up_runs
 from tests.support.trainer_by_hand import add_checkpoints, locked
 from tests.support.windows import PatientQtBot, ProcessByHand, table_texts
@@ -123,6 +124,13 @@ def test_stop_and_failure(qtbot, page: EvaluatePage) -> None:
     assert page.form.problem.isVisible() and page.form.problem.text() == "demo/data has no test split: add one."
     page.start()
     assert not page.form.problem.isVisible() and len(ProcessByHand.made) == 3
+
+
+def test_what_the_user_has_marked_as_correct_passes(page: EvaluatePage, monkeypatch) -> None:
+    change_notes(page.session.run.folder, correctness="mine")
+    monkeypatch.setattr("app.pages.evaluate.evaluate_page.correctness_of", lambda run: Correctness("mine", 0.5))
+    page.start()
+    assert ProcessByHand.made[0].command[-2:] == ["--pass", "mine>=0.5"]
 
 
 def test_numbers_are_typed_as_in_a_config(qapp) -> None:

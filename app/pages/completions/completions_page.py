@@ -417,8 +417,12 @@ class CompletionsPage(QWidget):
         with problems_to(self.session.message.emit):
             change_notes(run.folder, correctness=name)
             self._show_again()
-            told = charts.label_of(name) if name else "The automatic choice"
-            self.session.message.emit(f"{told} tells what is correct in {run.folder.name}, also on Monitor.")
+            if (right := correctness_of(run)) is not None:
+                told = f"{charts.label_of(right.reward)} says what is correct, also on Monitor and Evaluate."
+            else:
+                graded = f"{charts.label_of(name)} gives partial scores: it does not say what is correct."
+                told = graded if name else "No reward function here is known to say what is correct."
+            self.session.message.emit(told)
 
     def _follow_prompt(self) -> None:
         if (line := self.table.current_line) is not None:

@@ -16,6 +16,7 @@ from PySide6.QtWidgets import QHeaderView, QSizePolicy, QWidget
 
 from app import theme
 from app.state import charts
+from app.state.correctness import correctness_of, marked_reward
 from app.state.dataset import ANSWER_SETTINGS, LIMIT_SETTINGS
 from app.state.evaluations import RowSummary, checkpoint_steps
 from app.state.session import Session
@@ -202,8 +203,10 @@ class EvaluatePage(QWidget):
             self.session.service.ask("preview", on_answer, settings=settings, fetch=False, **ignored)
 
     def start(self, data: str = "") -> None:
-        if self.session.run is not None and not self._obstacle():
-            self.evaluations.start(self.form.options(data))
+        if (run := self.session.run) is not None and not self._obstacle():
+            right = correctness_of(run) if marked_reward(run) else None
+            passing = ["--pass", f"{right.reward}>={right.full}"] if right is not None else []
+            self.evaluations.start([*self.form.options(data), *passing])
 
     def evaluate_file(self) -> None:
         if (chosen := open_file(self, "data", "Evaluate on the prompts of a file", DATA_FILES)) is not None:

@@ -175,7 +175,7 @@ def evaluate_model(
     entries = of_stage or config.reward_functions
     rule = read_pass_rule(choices.passing, entries) if choices.passing else default_pass_rule(entries)
     if rule is None:
-        what = "No reward function here is known to say what is right, so there is no pass@k; choose one with --pass."
+        what = "No reward is known to say what is right, so there is no pass@k: mark one on Completions, or use --pass."
         notes.append(what)
     report(EvaluationProgress("Loading the model"))
     dtype, sentence = dtype_here([config])
