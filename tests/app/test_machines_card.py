@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.pages.monitor.monitor_page import MonitorPage
@@ -234,6 +234,9 @@ def test_a_fault_is_beside_its_field_and_nothing_is_asked(monitor: MonitorPage, 
     type_into(panel, "temperature", "0.9")
     shortened = panel.fields["iters"]._problem
     assert shortened is not None and "at least 12, which are done" in shortened.text()
+    controls: list[Any] = [panel.fields[key].control for key in ("iters", "learning_rate")]
+    QApplication.processEvents()
+    assert len({control.mapTo(panel, QPoint()).y() for control in controls}) == 1, "the row stays in line"
     QTest.mouseClick(panel.revert_button, Qt.MouseButton.LeftButton)
     assert panel.fields["iters"].value() == 100 and not panel.apply_button.isEnabled() and live.asked() == {}
 

@@ -77,7 +77,7 @@ class SteeringPanel(QDialog):
             span = COLUMNS if field.wide else 1
             if x + span > COLUMNS:
                 y, x = y + 1, 0
-            cells.addWidget(field, y, x, 1, span)
+            cells.addWidget(field, y, x, 1, span, Qt.AlignmentFlag.AlignTop)
             x += span
         return cells
 
