@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -247,46 +247,43 @@ def check_metric(config: Config, *, has_held_out: bool) -> None:
         raise UserError("best_metric", f"{needs} Name a Valid split, or set Validation share.")
 
 
-class CheckpointScore:
-    """Follows the `metric` of a run's scores (`metric_of`). The scores are in the TrainingState."""
-
-    def __init__(self) -> None:
-        self._since_save: list[Any] = []
-
-    def take_step(self, metrics: Mapping[str, Any], metric: str) -> None:
-        self._since_save.append(metrics.get(metric))
-
-    def take_evaluation(self, state: TrainingState, metrics: Mapping[str, Any], config: Config, metric: str) -> None:
-        state.evaluated = state.step
-        if metric.startswith(EVALUATION):
-            state.score = mean_score([metrics.get(metric.removeprefix(EVALUATION))])
-            observe_score(state, state.score, config)
-
-    def begin_stage(self, state: TrainingState, changed: Collection[str], config: Config, metric: str) -> None:
-        """Begin another series of scores where a stage has other rewards, or other rows for scores of the steps."""
-        others = ("reward_functions", "reward_weights", *(() if metric.startswith(EVALUATION) else STAGE_DATA))
-        if config.stages and set(changed) & set(others):
-            state.score, state.best_score, state.best_step = None, None, 0
-            state.gain, state.scores_without_gain = None, 0
-            state.score_series += 1
-            self._since_save = []
-
-    def observe_save(self, state: TrainingState, config: Config, metric: str) -> None:
-        if not metric.startswith(EVALUATION):
-            observe_score(state, mean_score(self._since_save), config)
-
-    def close_interval(self, state: TrainingState, config: Config, metric: str) -> None:
-        """Put the score of a checkpoint, due or not, into the state."""
-        # None of them after a save that failed and is tried again: the score stands.
-        if self._since_save and not metric.startswith(EVALUATION):
-            state.score = mean_score(self._since_save)
-        self._since_save, state.best_is_lowest = [], config.best_is_lowest
-        state.score_metric = config.best_metric if default_score(vars(config)) == "reward" else metric
+def take_step_score(state: TrainingState, metrics: Mapping[str, Any], metric: str) -> None:
+    """Count the `metric` of a run's scores (`metric_of`) for the next checkpoint that is due."""
+    if is_number(value := metrics.get(metric)):
+        state.score_sum, state.scored_steps = state.score_sum + value, state.scored_steps + 1
 
 
-def mean_score(values: Sequence[Any]) -> float | None:
-    known = [float(value) for value in values if is_number(value)]
-    return sum(known) / len(known) if known else None
+def take_evaluation_score(state: TrainingState, metrics: Mapping[str, Any], config: Config, metric: str) -> None:
+    state.evaluated = state.step
+    if metric.startswith(EVALUATION):
+        value = metrics.get(metric.removeprefix(EVALUATION))
+        state.score = float(value) if is_number(value) else None
+        observe_score(state, state.score, config)
+
+
+def begin_score_series(state: TrainingState, changed: Collection[str], config: Config, metric: str) -> None:
+    """Begin another series of scores where a stage has other rewards, or other rows for scores of the steps."""
+    others = ("reward_functions", "reward_weights", *(() if metric.startswith(EVALUATION) else STAGE_DATA))
+    if config.stages and set(changed) & set(others):
+        state.forget_scores()
+        state.score_series += 1
+
+
+def close_interval(state: TrainingState, config: Config, metric: str) -> None:
+    """Count the score of the steps since the last checkpoint that was due. One at a stop or on command closes none, so
+    that a resumed run has the scores of one that was not stopped."""
+    if not metric.startswith(EVALUATION):
+        state.score = state.score_sum / state.scored_steps if state.scored_steps else None
+        observe_score(state, state.score, config)
+        state.score_sum, state.scored_steps = 0.0, 0
+
+
+def score_checkpoint(state: TrainingState, config: Config, metric: str) -> None:
+    """Put the score of a checkpoint, due or not, into the state."""
+    if state.scored_steps:
+        state.score = state.score_sum / state.scored_steps
+    state.best_is_lowest = config.best_is_lowest
+    state.score_metric = config.best_metric if default_score(vars(config)) == "reward" else metric
 
 
 def observe_score(state: TrainingState, score: float | None, config: Config) -> None:

@@ -166,7 +166,7 @@ def _copy_warm(parent: RunFolder, saved: Checkpoint, changed: Mapping[str, tuple
     if keys & {"reward_functions", "reward_functions_file", "reward_weight_schedule"}:
         state = replace(state, reward_weights=[])
     if keys & {*keys_used_by("rewards", "scoring"), "stages", "best_metric", "best_is_lowest"}:
-        state = replace(state, score=None, best_score=None, best_step=0, gain=None, scores_without_gain=0)
+        state.forget_scores()
     write_state(target, replace(state, events_bytes=event_log.size, completions_bytes=completions_bytes))
     _end_event_log(event_log, f"Cloned from {parent.name} after step {state.step}, and not begun yet.", state.step)
 

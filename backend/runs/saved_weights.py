@@ -44,6 +44,8 @@ class TrainingState:
     score_metric: str = ""  # "" for the reward
     best_is_lowest: bool = False
     score_series: int = 0  # only scores of one series are comparable; other rewards begin another
+    score_sum: float = 0.0  # of training scores since the last checkpoint that was due, over `scored_steps`
+    scored_steps: int = 0
     evaluated: int = -1  # the step of the last evaluation
     best_score: float | None = None
     best_step: int = 0
@@ -56,11 +58,15 @@ class TrainingState:
     completions_bytes: int = 0
     dtype: str = ""  # what `dtype: auto` became for the memory that there was, so that a resumed run computes alike
 
+    def forget_scores(self) -> None:
+        self.score, self.best_score, self.best_step, self.gain, self.scores_without_gain = None, None, 0, None, 0
+        self.score_sum, self.scored_steps = 0.0, 0
+
 
 _STATE = TypeAdapter(TrainingState)
 NEUTRAL = (
     *("began", "score_metric", "best_is_lowest", "score_series", "stream_first", "dtype", "warmup_end"),
-    *("ended_epoch",),
+    *("ended_epoch", "score_sum", "scored_steps"),
 )
 """Fields that earlier versions lack, where the default is their value."""
 

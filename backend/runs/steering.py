@@ -324,8 +324,7 @@ def early_stop(state: TrainingState, config: Config, metric: str) -> PlannedEnd 
     if not patience or state.scores_without_gain < patience or state.best_score is None:
         return None
     held_out = metric.startswith(EVALUATION)
-    score = "loss" if config.learns_labels else "reward"
-    what = config.best_metric or (f"Held-out {score}" if held_out else f"Training {score}")
+    what = config.best_metric or ("Held-out " if held_out else "Training ") + metric.rpartition("/")[2]
     verb, times = "fallen" if config.best_is_lowest else "risen", "evaluation" if held_out else "checkpoint"
     gain = f" by more than {config.early_stopping_min_delta:g}" if config.early_stopping_min_delta else ""
     count = f"{state.scores_without_gain} {times}{'' if state.scores_without_gain == 1 else 's'}"

@@ -21,15 +21,19 @@ from backend.export.writer import adapter_config, model_bytes, save_model
 from backend.judges.model_reward import UnreachableJudgeError
 from backend.models.policy import load_start
 from backend.runs.checkpoint import (
-    CheckpointScore,
     CheckpointWriter,
     Snapshot,
     arrays_of,
+    begin_score_series,
+    close_interval,
     first_start,
     metric_of,
     publish_adapters,
     refresh_adapters,
+    score_checkpoint,
     snapshot,
+    take_evaluation_score,
+    take_step_score,
 )
 from backend.runs.events import Event, EventLog, JsonLines, read_events
 from backend.runs.guards import DiskSpaceGuard, RunFolderGuard
@@ -115,7 +119,6 @@ class Trainer:
         self.saver = CheckpointWriter(run, event_log, self.completions, config.keep_checkpoints, self.clock)
         self.timer = StepTimer(self.clock)
         self._reported = 0.0  # when the present phase of a step was written last
-        self.score = CheckpointScore()
         self.metrics = MetricWatch()
         self.reward_files: Mapping[str, str] = {}  # `fingerprints` when the last process of this run began
         report_health(event_log, steering.config_at(0).model_dump(), self._history())
@@ -208,7 +211,7 @@ class Trainer:
         for change in self.steering.beginning_at(step):
             self.config = self.steering.config_at(step)
             self.parts.change(self.config, change.settings, step)
-            self.score.begin_stage(self.state, change.settings, self.config, self.score_metric)
+            begin_score_series(self.state, change.settings, self.config, self.score_metric)
             self.steering.log(change, self.event_log)
         if step > self.parts.steps:
             return False
@@ -302,17 +305,17 @@ class Trainer:
             parts.prompt_stream.pass_rates.finish_step()
         self.state = state  # once its line is written: a step that the event log lacks is in no checkpoint
         self.metrics.take(event)
-        self.score.take_step(event["metrics"], self.score_metric)
+        take_step_score(self.state, event["metrics"], self.score_metric)
+        if self._is_turn(self.config.save_every):  # here, so that no stop comes between the step and its score
+            close_interval(self.state, self.config, self.score_metric)
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""
         self.evaluate_if_due()
         self.room.wait()
-        is_due = self._is_turn(self.config.save_every)
-        if is_due:
-            self.score.observe_save(self.state, self.config, self.score_metric)
         wants_best = self.config.early_stopping_patience > 0 or self.config.load_best_at_end
-        if is_due or (wants_best and self.state.best_step == step) or self.control.save_requested:
+        is_due = self._is_turn(self.config.save_every) or (wants_best and self.state.best_step == step)
+        if is_due or self.control.save_requested:
             self.control.save_requested = False
             self.save_when_there_is_room()
         for sentence in self.parts.new_notes():
@@ -347,7 +350,7 @@ class Trainer:
         took = {"time/eval": self.clock() - began}
         self.metrics.take(self.event_log.write("eval", step=step, split=split, metrics=metrics | took))
         if split == "valid":
-            self.score.take_evaluation(self.state, metrics, self.config, self.score_metric)
+            take_evaluation_score(self.state, metrics, self.config, self.score_metric)
 
     def complete(self) -> Ending:
         self.evaluate_if_due()  # of a run that was shortened to the steps that it has done
@@ -425,7 +428,7 @@ class Trainer:
 
     def _snapshot(self) -> Snapshot:
         self.event_log.write("phase", phase="saving")
-        self.score.close_interval(self.state, self.config, self.score_metric)
+        score_checkpoint(self.state, self.config, self.score_metric)
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.
         self.state.events_bytes, self.state.completions_bytes = self.event_log.size, self.completions.size
         self.state.bonus, self.state.reward_weights = self.parts.learner.algorithm.state(), self.parts.scoring.state()

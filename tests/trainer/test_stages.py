@@ -17,8 +17,8 @@ from backend.config.config import Config, parse, problems
 from backend.runs import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import all_checkpoints, best_of, find_checkpoint
-from backend.runs.steering import MetricWatch
+from backend.runs.saved_weights import TrainingState, all_checkpoints, best_of, find_checkpoint
+from backend.runs.steering import MetricWatch, early_stop
 from tests.support import small_run
 from tests.support.small_run import arrays, assert_same_run, events, metrics, rows, same, train_with_stops, trained
 
@@ -330,3 +330,30 @@ def test_early_stopping_keeps_the_best_checkpoint(end_raw: dict[str, Any], run: 
     is_trained = not before or (best.state.score is not None and best.state.score > before[0])
     named = f"checkpoint {best.step}" if is_trained else "the model before training"
     assert ending.sentence.endswith(f"is that of {named}.")
+
+
+def test_a_stop_changes_no_score_and_no_early_stopping(end_raw: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
+    """Scores are means of the steps between two saves that are due; the checkpoints of the stops are none of them."""
+    patient = {"early_stopping_patience": 2, "early_stopping_min_delta": 9.0, "save_every": 3, "steps_per_eval": 0}
+    whole, raw = RunFolder(tmp_path / "whole"), end_raw | patient | {"keep_checkpoints": 9}
+    assert small_run.train_here(raw, whole).step == 9
+    train_with_stops(raw, run, 1, 5)
+    of_saves = [
+        [(x.step, x.state.score, x.state.best_score) for x in all_checkpoints(each) if x.step % 3 == 0]
+        for each in (whole, run)
+    ]
+    assert of_saves[0] == of_saves[1] and len(of_saves[0]) == 3
+    first, second = (list(read_events(each.events))[-1]["sentence"] for each in (whole, run))
+    assert first == second and first.startswith("Finished after 9 of")
+
+
+def test_early_stopping_names_the_score(end_raw: dict[str, Any]) -> None:
+    config = parse(
+        end_raw
+        | {"train_mode": "distill", "teacher_model": "m", "reward_functions": []}
+        | {"early_stopping_patience": 1}
+    )
+    end = early_stop(
+        TrainingState(step=4, scores_without_gain=1, best_score=0.5), config, "eval/distillation/divergence"
+    )
+    assert end is not None and end[1].startswith("Held-out divergence has not fallen in 1 evaluation.")
