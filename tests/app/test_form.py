@@ -236,6 +236,26 @@ def test_essentials_keep_their_places(qtbot, window: Window, session: Session, t
     qtbot.waitUntil(lambda: places() == expected)
 
 
+def test_a_small_window_shows_the_essentials_whole(qtbot, window: Window, session: Session):
+    """Nothing lies beside the form, which does not scroll sideways, however the window came to its width."""
+    session.restore()
+    window.show_page("train")
+    qtbot.show(window, 1440, 900)
+    page = window.pages["train"]
+    form, batch = page.form, page.form.fields["batch_size"].control
+    page.build_all()
+    page.density.choose("all")
+    window.resize(1024, 700)
+    qtbot.waitUntil(lambda: form.viewport().width() < 600)
+    assert not form.essentials.isAncestorOf(batch), "it stays among all settings"
+    page.density.choose("essentials")
+    for width in (1024, 1440, 1100, 1240, 880):
+        window.resize(width, 700)
+        qtbot.waitUntil(lambda: form.page.width() == form.viewport().width())
+        room = batch.width() - batch.textMargins().right()
+        assert room > 2 * batch.fontMetrics().horizontalAdvance("64"), f"the unit covers the number at {width}"
+
+
 def test_changed_settings_are_chips(page: TrainPage):
     page.build_all()
     draft, chips = page.draft, page.chips

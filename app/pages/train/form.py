@@ -46,8 +46,8 @@ ESSENTIALS = {
 ESSENTIAL = frozenset(key for keys in ESSENTIALS.values() for key in keys)
 BUILT_FIRST = ESSENTIAL | {key for key in SETTINGS if SETTINGS[key].kind in ("model", "dataset", "adapter", "file")}
 """Settings whose fields are built with the form: those on show, and those that Train connects to its pickers."""
-ROOMY, FEW_COLUMNS = 660, 3
-"""Width from which the essentials of a block stand in one row, and the columns of a narrower form."""
+ROOMY, FEW_COLUMNS = 740, 3
+"""Room from which the essentials of a block stand in one row, and the columns of a narrower form."""
 MAX_CHARS = 28
 """Of a value on a chip."""
 
@@ -71,6 +71,7 @@ class Form(TabArea):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         reserve_gutter(self, self.column)
+        self.essentials.fit(event.size().width())
 
     def add_block(self, block: QWidget, *grids: FieldGrid) -> None:
         """Add a block of all settings, which is shown while a setting of these grids applies."""
@@ -220,12 +221,15 @@ class Essentials(QWidget):
             if not self.isHidden():
                 self._flow()
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        if self._fields and (event.size().width() < theme.scaled(ROOMY)) != self._is_narrow:
-            self._flow()
+    def fit(self, room: int) -> None:
+        """Flow the fields into `room` pixels; the own width never falls below that of the rows as they are."""
+        if (room < theme.scaled(ROOMY)) != self._is_narrow:
+            self._is_narrow = not self._is_narrow
+            if not self.isHidden():  # else the fields are among all settings
+                self._flow()
 
     def _flow(self) -> None:
-        is_narrow = self._is_narrow = self.width() < theme.scaled(ROOMY)
+        is_narrow = self._is_narrow
         directions = QBoxLayout.Direction
         self._middle.setDirection(directions.TopToBottom if is_narrow else directions.LeftToRight)
         for block, cells in self._cells.items():

@@ -287,7 +287,7 @@ class RewardPanel(QWidget):
         self.result = BenchLine(bench)
         self.more = LinkButton("", on_click=self.show_all)
         buttons = (self.use_defaults, self.add_file, self.add_model, self.try_button)
-        self.tab_stops: list[QWidget] = [self.table, *buttons, self.result, self.more]
+        self.tab_stops: list[QWidget] = [self.more, self.table, *buttons, self.result]
         self.model.picked.connect(self._pick)
         bench.busy_changed.connect(self._show_busy)
         self.arguments.changed.connect(self._take_arguments)
@@ -303,13 +303,14 @@ class RewardPanel(QWidget):
 
         self.table.selectionModel().currentRowChanged.connect(show_current)
         column(
-            row(label("Default Reward Functions", theme.heading_font()), None, self.count),
+            row(label("Default Reward Functions", theme.heading_font()), None, self.count, self.more),
             card(role="rule"),
             self.table,
             self.none_ticked,
             self.arguments,
             self.problem,
-            row(*buttons, (self.result, 1), self.more),
+            row(*buttons, None),
+            self.result,
             into=self,
             margins=(0, 4, 0, 0),
         )
@@ -428,7 +429,7 @@ class BenchLine(ElidedLink):
         self._say(f"{bench.busy}…" if bench.busy else failed or first or (bench.count and "Scores are ready") or "")
 
     def _say(self, text: str) -> None:
-        configure(self, text=text, accessibleName=f"Rewards: {text}", enabled=bool(text))
+        configure(self, text=text, accessibleName=f"Rewards: {text}", visible=bool(text))
 
 
 class RewardArguments(QWidget):
