@@ -214,7 +214,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sync_ref_model", "Reference follows is on, but Beta (KL weight) is 0, so there is no reference to move."
-    ).when(lambda c: c.sync_ref_model and not c.needs_reference),
+    ).when(lambda c: c.sync_ref_model and c.learns_from_rewards and not c.needs_reference),
     Rule("sync_ref_model", "A separate reference model cannot follow the policy; clear one of the two.").when(
         lambda c: c.sync_ref_model and c.reference_model_path
     ),

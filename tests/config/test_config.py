@@ -157,6 +157,11 @@ def test_a_run_needs_a_reference_for_its_kl_or_its_ratio(raw: dict[str, Any], ne
     assert unused == (not needed), "nothing else decides whether the reference is used"
 
 
+def test_a_reference_that_follows_has_no_effect_without_rewards_and_is_not_refused() -> None:
+    """The KL weight is above 0, so to say that it is 0 would be wrong."""
+    assert not sentences({"train_mode": "sft", "sync_ref_model": True}, "sync_ref_model")
+
+
 def test_what_several_settings_come_to() -> None:
     pieces = {"batch_size": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 5, "num_iterations": 7}
     config = parse(SOUND | pieces)
