@@ -26,6 +26,7 @@ from backend.export import exports
 from backend.export.exports import FORMATS, PUBLISHER, TARGETS
 from backend.runs.events import event_ends
 from backend.runs.run_folder import RunFolder
+from backend.runs.run_names import name_of
 from backend.utils.command import backend_command
 from backend.utils.disk import room_on
 from backend.utils.errors import UserError
@@ -50,7 +51,8 @@ class ExportChoices(QWidget):
         self.run = run
         self.obstacle = self.unreadable = ""
         self._folder = run.path
-        self._can_compare = any(event["kind"] == "eval" for event in event_ends(run.events))
+        evaluations = (event for event in event_ends(run.events) if event["kind"] == "eval")
+        self._can_compare = any("reward" in (event.get("metrics") or {}) for event in evaluations)
         has_adapter = exports.has_adapter(run)
         formats = {key: about.label for key, about in FORMATS.items() if about.kind != "adapter" or has_adapter}
         self.weights = ComboBox(items=exports.weights_choices(run))
@@ -224,7 +226,7 @@ class ExportPanel(VerbDialog):
         may_run_code: Callable[[RunFolder], bool] = lambda _run: True,
     ) -> None:
         """`may_run_code` asks if the run's reward files may be run, for comparing rewards."""
-        super().__init__(f"Export {run.name}", "export", parent)
+        super().__init__(f"Export {name_of(run)}", "export", parent)
         self.run, self._service, self._may_run_code = run, service, may_run_code
         self._result: dict[str, Any] = {}
         self.setMinimumWidth(theme.scaled(560))
@@ -249,7 +251,7 @@ class ExportPanel(VerbDialog):
     def show_run(self, path: str) -> None:
         clear_layout(self._holder)
         self.run = RunFolder(Path(path))
-        self.setWindowTitle(f"Export {self.run.name}")
+        self.setWindowTitle(f"Export {name_of(self.run)}")
         self.switcher.show_run(self.run)
         self.choices = ExportChoices(self.run)
         self._holder.addWidget(self.choices)

@@ -353,6 +353,8 @@ class HeldOutComparison:
         self._rows, self._source = inputs.splits.rows(self.split), inputs.splits.source_of(self.split, config.data)
         if faults := check_columns(self._rows, config, self._source):
             raise UserError(faults)
+        if not any(inputs.scorer.loaded.stages):
+            raise UserError("held_out", "This run has no reward functions that could be compared.")
         self._scoring = ScoringStages(config, inputs.scorer, config.iters)
         self._format, self._tools = PromptFormat.of(config, inputs.schemas), inputs.tools
 

@@ -20,7 +20,7 @@ from backend.config.checks import cross_setting_faults
 from backend.config.config import Config, load
 from backend.runs.archive import raw_settings
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import Checkpoint, all_checkpoints, best_of, find_checkpoint, has_end
+from backend.runs.saved_weights import all_checkpoints, best_of, find_checkpoint, has_end
 from backend.runs.steering import run_config
 from backend.trainer.memory.model_shape import Linear, ModelShape, packed_width, shape_of
 from backend.trainer.memory.phases import QUANTIZED
@@ -118,15 +118,11 @@ def _matrix_bytes(matrix: Linear, shape: ModelShape, format_: ExportFormat, quan
 
 def weights_choices(run: RunFolder) -> dict[str, str]:
     """Value of `--checkpoint` → label: end of the run, best checkpoint, then all checkpoints, newest first."""
-
-    def score(saved: Checkpoint) -> str:
-        return "" if saved.state.score is None else f", {saved.state.score_metric or 'reward'} {saved.state.score:.3g}"
-
     checkpoints = all_checkpoints(run)
     best = best_of(checkpoints)
     choices = {"": "End of the run"} if has_end(run) else {}
-    choices |= {"best": f"Best checkpoint: step {best.step}{score(best)}"} if best else {}
-    return choices | {str(saved.step): f"Checkpoint of step {saved.step}{score(saved)}" for saved in checkpoints[::-1]}
+    choices |= {"best": f"Best checkpoint: {best.title}"} if best else {}
+    return choices | {str(saved.step): f"Checkpoint of {saved.title}" for saved in checkpoints[::-1]}
 
 
 def export_size(run: RunFolder, format_: ExportFormat, checkpoint: str) -> int | None:

@@ -85,6 +85,12 @@ class Checkpoint:
         return self.state.step
 
     @property
+    def title(self) -> str:
+        """“step 40, reward 2.31”, “step 30, held-out loss 0.45”."""
+        name, score = (self.state.score_metric or "reward").replace("eval/", "held-out "), self.state.score
+        return f"step {self.step:,}" + ("" if score is None else f", {name} {score:.3g}")
+
+    @property
     def weights_file(self) -> Path:
         return next(file for name in WEIGHT_FILES if (file := self.path / name).exists())
 

@@ -83,6 +83,10 @@ def test_the_command_is_what_was_chosen(make_panel: MakePanel, run: RunFolder, t
     assert panel.choices.format_line.text().endswith("About 1.00\u202fMB.") and panel.start.isEnabled()
     choose(panel, weights="")
     assert panel.choices.format_line.text().endswith("About 3.00\u202fMB.")
+    losses = run.events.read_text(encoding="utf-8").replace('"reward"', '"loss"')
+    run.events.write_text(losses, encoding="utf-8")
+    panel.show_run(str(run.path))
+    assert panel.choices.held_out.isHidden() and "--held-out" not in panel.command(), "SFT has no rewards to compare"
 
 
 def test_what_is_in_the_way_is_said_and_export_waits(make_panel: MakePanel, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from app.state.session import Session
 from backend.__main__ import app
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, RunNotes, change_notes, read_notes, read_record, write_parent
+from backend.runs.saved_weights import Checkpoint, TrainingState
 from backend.utils import places
 from tests.support import made_up_runs
 from tests.support.trainer_by_hand import add_checkpoints, locked
@@ -310,7 +311,9 @@ def flags(command: list[str]) -> list[str]:
 
 def test_every_checkpoint_is_offered_with_its_reward(dialog: CloneDialog) -> None:
     texts = [dialog.step.itemText(i) for i in range(dialog.step.count())]
-    assert texts == ["Step 30, reward 1.00, the newest", "Step 20, reward 2.00, the best", "Step 10, reward 0.500"]
+    assert texts == ["Step 30, reward 1, the newest", "Step 20, reward 2, the best", "Step 10, reward 0.5"]
+    imitated = TrainingState(step=30, score=0.4535, score_metric="eval/loss")
+    assert Checkpoint(Path("30"), imitated).title == "step 30, held-out loss 0.454"
     assert dialog.name.placeholderText() == "sums-from-30" and dialog.create_button.isEnabled()
     assert dialog.differs.text().startswith("Nothing changes")
 

@@ -19,9 +19,11 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app
 from backend.config import config as spec_config
-from backend.export.export_run import Export, ExportedModel, export_run
+from backend.export.export_run import Export, ExportedModel, HeldOutComparison, export_run
 from backend.models import policy
 from backend.runs.run_folder import RunFolder
+from backend.runs.steering import run_config
+from backend.trainer.run_inputs import read_inputs
 from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.adapters import save_adapters
@@ -232,6 +234,11 @@ def test_without_held_out_prompts_it_is_refused_before_anything_is_written(run: 
     with pytest.raises(UserError, match="no valid or test split") as caught:
         exported(lonely, tmp_path / "out", held_out=4)
     assert caught.value.faults[0].setting == "held_out" and not (tmp_path / "out").exists()
+    imitating = run_config(run).model_copy(
+        update={"train_mode": "sft", "reward_functions": [], "completion_feature": "answer"}
+    )
+    with pytest.raises(UserError, match="no reward functions"):
+        HeldOutComparison(imitating, read_inputs(imitating), 4)
 
 
 def test_the_verb_prints_progress_and_figures_as_json(run: RunFolder, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton, Segments
 from app.widgets.basic.dialogs import Dialog
 from app.widgets.basic.labels import button, label, show_text
 from app.widgets.basic.layout import TabArea, column, configure, grid, holder, row
-from app.widgets.basic.number_format import counted, figure, file_size
+from app.widgets.basic.number_format import counted, file_size
 from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
 from app.widgets.form.setting_search import SettingSearch
@@ -244,9 +244,8 @@ class CloneDialog(VerbDialog):
         best = best_of(checkpoints)
         for saved in checkpoints:  # “Step 40, reward 2.31, the newest and the best”
             marks = [mark for mark, one in (("the newest", checkpoints[0]), ("the best", best)) if saved == one]
-            reward = "" if saved.state.score is None else f"reward {figure(saved.state.score)}"
-            parts = filter(None, (f"Step {saved.step:,}", reward, " and ".join(marks)))
-            self.step.addItem(", ".join(parts), saved.step)
+            title = ", ".join([saved.title, *filter(None, [" and ".join(marks)])])
+            self.step.addItem(title[:1].upper() + title[1:], saved.step)
         self.step.currentIndexChanged.connect(lambda _: self._show_step())
         show_ready = self._show_ready
         self.way = Segments(WAYS, "How the new run starts", chosen=lambda _: show_ready())
