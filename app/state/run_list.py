@@ -19,7 +19,7 @@ from app.state.messages import problems_to
 from app.state.processes import start_detached
 from backend.runs.archive import Summary
 from backend.runs.queue import Queue, QueueFile, is_fresh
-from backend.runs.run_folder import RunFolder, all_runs, modified_at
+from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.run_names import name_of, new_label, results_of, setting_text
 from backend.runs.run_record import RunNotes, RunRecord, change_notes, read_record, record_of, stamp
 from backend.runs.sweep_results import INTERRUPTED, SweepFolder, all_sweeps, shown_state
@@ -157,16 +157,8 @@ class RunList(QObject):
             self.settled.emit()
 
     def _fold_sweeps(self) -> None:
-        """Of the runs of a sweep that train in turns, only the one whose turn it is is running."""
-        folded = {str(folder.path): sweep for folder in all_sweeps() if (sweep := fold(folder, self.records))}
-        self.sweeps, changed = folded, [sweep.record for sweep in folded.values()]
-        for sweep in folded.values():
-            paths = [Path(path) for path in sweep.members]
-            running = [path for path in paths if self.records[path].summary.state == "running"]
-            for path in sorted(running, key=lambda path: modified_at(RunFolder(path).events))[:-1]:
-                record = self.records[path]
-                changed.append(replace(record, summary=replace(record.summary, state="queued")))
-        self.read.emit(changed)
+        self.sweeps = {str(folder.path): sweep for folder in all_sweeps() if (sweep := fold(folder, self.records))}
+        self.read.emit([sweep.record for sweep in self.sweeps.values()])
 
     def _take(self, folder: RunFolder, now: list[int]) -> RunRecord:
         record = self.records[folder.path] = read_named(folder)

@@ -68,7 +68,7 @@ def summary(run: RunFolder) -> Summary:
     for event in own:
         clock.take(event)
     started = starts[-1] if starts else {}
-    iterations = settings.get("iters")
+    iterations, waits = settings.get("iters"), bool(starts) and locked and events[-1].get("phase") == "waiting"
     # A clone's event log begins with its parent's; a change of the length is newer than the start.
     if started and (ending or {}).get("reason") != "cloned" and "iters" not in _changed(run):
         iterations = started.get("iterations")
@@ -78,7 +78,9 @@ def summary(run: RunFolder) -> Summary:
         name=run.name,
         path=str(run.path),
         # Under the lock an ending is that of an earlier process: the process that holds the lock has resumed the run.
-        state=state_of(
+        state="queued"  # for its turn in a sweep
+        if waits
+        else state_of(
             None if locked else ending,
             is_locked=locked,
             has_started=bool(starts),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +167,12 @@ def test_of_two_runs_that_train_in_turns_one_is_queued(page: SweepsPage, qtbot: 
     with locked(first), locked(second), qtbot.waitSignal(runs.settled):
         for run in (second, first):
             write_event(run, "started", iterations=80)
-        os.utime(second.events, (1e9, 1e9))
+        write_event(second, "phase", phase="waiting")
         runs.refresh()
     assert (states[first.name], states[second.name]) == ("running", "queued")
+    with locked(second):
+        runs.reread(second.path)
+    assert states[second.name] == "queued", "also when it is read alone, since it is on show"
 
 
 def test_the_result_is_a_table_with_the_best_first(page: SweepsPage) -> None:

@@ -206,7 +206,9 @@ def test_full_runs_that_are_given_up_while_parked_keep_their_models(full_sweep: 
     assert ending.kind == "finished", ending.sentence
     runs = {each.runs[0].state: each.runs[0] for each in results.configurations}
     run, best = folder.run(runs["given up"].run), runs["finished"]
-    assert list(read_events(run.events))[-1]["kind"] == "stopped" and (run.model / "config.json").is_file()
+    events = list(read_events(run.events))
+    assert events[-1]["kind"] == "stopped" and (run.model / "config.json").is_file()
+    assert [event["phase"] for event in events if "phase" in event][-2:] == ["saving", "waiting"], "it does not train"
     # As if the sweep had been killed when this run's event log had ended.
     said, best.state, best.sentence = best.sentence, "training", ""
     write_results(folder, results)
