@@ -262,7 +262,7 @@ class StepSnapshot:
     @classmethod
     def of(cls, learner: Learner, config: Config) -> StepSnapshot:
         policy, state = learner.policy, list(learner.algorithm.state())
-        reference = policy.reference_arrays() if config.sync_ref_model else {}
+        reference = policy.reference_arrays() if config.moves_reference else {}
         return cls(policy.trainable(), learner.state_arrays(), reference, learner.updates, state)
 
     def restore(self, learner: Learner) -> None:

@@ -157,7 +157,7 @@ class Grpo(Algorithm):
             after_backward=self._after_backward,
             entropy_gradient=self.bonus.coefficient > 0,
         )
-        every = self.config.ref_model_sync_steps if self.config.sync_ref_model else 0
+        every = self.config.ref_model_sync_steps if self.config.sync_ref_model and self.config.needs_reference else 0
         if every and learner.updates % every == 0:
             self.policy.move_reference(self.config.ref_model_mixup_alpha)  # TR-DPO, arXiv:2404.09656
         if self.bonus.on and "entropy" in metrics:

@@ -247,7 +247,8 @@ def run_settings(folder: Path, teacher: Path, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_run_without_rewards_comes_nearer_and_resumes_bit_by_bit(teacher: Path, tmp_path: Path) -> None:
-    raw = run_settings(tmp_path, teacher, teacher_quantization="4")
+    without_effect = {"sync_ref_model": True, "ref_model_sync_steps": 1}  # there is no reference
+    raw = run_settings(tmp_path, teacher, teacher_quantization="4", **without_effect)
     whole, stopped = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "stopped")
     assert train_here(raw, whole).kind == "finished"
     train_with_stops(raw, stopped, 2)
