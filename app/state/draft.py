@@ -24,6 +24,8 @@ from backend.config.other_programs.translation import DEFAULTS, Translation, rea
 from backend.config.setting import Kind, Setting, has_default_rewards, step_parts
 from backend.config.updates import without_program_faults
 from backend.distributed.hosts_file import hosts_problems
+from backend.models.architectures import quantization_problems
+from backend.models.model_folder import object_or_empty
 from backend.rewards import catalogue
 from backend.rewards.catalogue import RewardEntry
 from backend.runs.saved_weights import adapter_settings, find_adapter
@@ -31,7 +33,8 @@ from backend.utils import places
 from backend.utils.command import backend_command
 from backend.utils.disk import replace_file, save_as
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import exists
+from backend.utils.files import exists, user_path
+from backend.utils.hub_cache import local_folder
 
 if TYPE_CHECKING:
     from app.state.presets import Preset
@@ -316,10 +319,13 @@ class Draft(QObject):
     def problems(self) -> list[ConfigProblem]:
         """All problems that need no trainer to find, in the form's order."""
         sound = self.sound_config()
+        folder = local_folder(sound.model.strip())
         found = [
             *config.problems(self._values),
             *(self._reward_problems() if "scoring" in step_parts(self._values) else ()),
+            *(self._tools_problems() if SETTINGS["tools_file"].fits_mode(self._values) else ()),
             *source_faults(sound),
+            *(quantization_problems(sound, object_or_empty(folder / "config.json")) if folder else ()),
             *hosts_problems(sound.hosts),
             *without_program_faults(sound),
         ]
@@ -344,6 +350,15 @@ class Draft(QObject):
         if path is not None and catalogue.computes_names(path):
             return []
         return catalogue.reward_faults(self.reward_names, self._known_rewards())
+
+    def _tools_problems(self) -> list[ConfigProblem]:
+        file = str(self._values["tools_file"] or "").strip()
+        try:
+            if file:
+                catalogue.parse_reward_file(user_path(file, "tools_file", Path.cwd()), "tools_file")
+        except UserError as error:
+            return error.faults
+        return []
 
     def config(self) -> Config:
         return config.parse(self._values)

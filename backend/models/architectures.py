@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from backend.config.setting import AdapterSettings
+from backend.config.setting import AdapterSettings, ModelSettings
+from backend.utils.errors import ConfigProblem
 from backend.utils.text import quote
 
 WEIGHTS = "model*.safetensors"  # weight files that mlx-lm loads
@@ -85,6 +86,17 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_quantized_by_mlx(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("quantization"), Mapping)
+
+
+def quantization_problems(settings: ModelSettings, config: Mapping[str, Any]) -> list[ConfigProblem]:
+    """What the settings want of a model that is quantised already, by its config.json."""
+    if not is_quantized_by_mlx(config):
+        return []
+    if settings.quantization != "none":
+        what = f"{settings.model} is quantised already; choose None to train it as it comes."
+        return [ConfigProblem("quantization", what)]
+    what = f"{settings.model} is quantised, and packed weights cannot learn; choose LoRA or DoRA."
+    return [ConfigProblem("train_type", what)] if settings.train_type == "full" else []
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from backend.engine import device
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.export.export_run import exports
 from backend.export.writer import kept_files
-from backend.models.architectures import architecture_refusal, is_quantized_by_mlx
+from backend.models.architectures import architecture_refusal, quantization_problems
 from backend.models.hub import config_file
 from backend.models.loading import check_opens
 from backend.models.model_folder import check_adapter, check_config, read_object
@@ -117,13 +117,7 @@ def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem])
     folder = _caught(problems, lambda: check_model(config.model, "model"))
     shape = None
     if folder is not None:
-        if is_quantized_by_mlx(read_object(folder / "config.json", "model")):
-            if config.quantization != "none":
-                what = f"{config.model} is quantised already; choose None to train it as it comes."
-                problems.append(ConfigProblem("quantization", what))
-            elif config.train_type == "full":
-                what = f"{config.model} is quantised, and packed weights cannot learn; choose LoRA or DoRA."
-                problems.append(ConfigProblem("train_type", what))
+        problems += quantization_problems(config, read_object(folder / "config.json", "model"))
         shape = shape_of(folder)
         if shape is not None and not shape.is_transformer:
             shape = None

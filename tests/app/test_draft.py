@@ -49,6 +49,27 @@ def test_a_broken_reward_file_is_one_problem_with_its_line(draft: Draft, tmp_pat
     assert "line 3" in sentences(draft, "reward_functions_file")[0]
 
 
+def test_a_broken_tools_file_is_a_problem(draft: Draft, tmp_path: Path):
+    file = tmp_path / "tools.py"
+    with_model_and_data(draft).set("tools_file", str(file))
+    assert "tools.py" in sentences(draft, "tools_file")[0], "it is not there"
+    file.write_text("def add(a: int")
+    assert "line 1" in sentences(draft, "tools_file")[0]
+    file.write_text("def add(a: int): ...")
+    assert not draft.problems()
+
+
+def test_what_a_quantised_model_cannot_is_a_problem_before_the_run(draft: Draft, tmp_path: Path):
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "quantization": {"bits": 4, "group_size": 64}}')
+    with_model_and_data(draft).update({"model": str(tmp_path), "train_type": "full"})
+    assert "choose LoRA" in sentences(draft, "train_type")[0]
+    draft.update({"train_type": "lora", "quantization": "4"})
+    assert "already" in sentences(draft, "quantization")[0] and not sentences(draft, "train_type")
+    draft.set("quantization", "none")
+    assert not draft.problems()
+
+
 def test_keys_of_other_trainings_are_left_out_and_listed(draft: Draft, tmp_path: Path):
     text = "model: a/b\ndata: a/b\ntrain: true\nqat_bits: 8\njudge: null\ndpo_cpo_loss_type: sigmoid\ndelta: 50.0\n"
     (tmp_path / "theirs.yaml").write_text(
