@@ -13,7 +13,7 @@ from app.state.run_summary import every_text
 from backend.config.config import SETTINGS, needs_reference
 from backend.config.setting import has_default_rewards, step_parts
 from backend.rewards.catalogue import builtin_rewards
-from backend.runs.metric_names import EVALUATION, prefixed, trl_name
+from backend.runs.metric_names import EVALUATION, prefixed, trl_metrics
 from backend.utils import places
 
 
@@ -161,7 +161,7 @@ NAMINGS: dict[Naming, str] = {
 """Names of the columns of a chart's CSV table."""
 
 
-def column_names(chart: Chart, curve: Curve, naming: Naming, scale_rewards: str = "group") -> tuple[str, ...]:
+def column_names(chart: Chart, curve: Curve, naming: Naming) -> tuple[str, ...]:
     """Columns of the curve and of the edges of its band; () for the labels of the chart."""
     if naming == "labels":
         return ()
@@ -170,7 +170,7 @@ def column_names(chart: Chart, curve: Curve, naming: Naming, scale_rewards: str 
         if naming == "diary":
             return EVALUATION + metric if chart.held_out else metric
         split = "valid" if chart.held_out else "train"
-        return next(iter(prefixed(split, {trl_name(metric, scale_rewards): None})))
+        return next(iter(prefixed(split, trl_metrics({metric: None}))))
 
     name = named(curve.metric)
     if curve.spread:

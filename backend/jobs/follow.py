@@ -44,7 +44,7 @@ from backend.runs.events import (
     read_events,
     truncate_file,
 )
-from backend.runs.metric_names import EVALUATION, SPREAD, our_name
+from backend.runs.metric_names import EVALUATION, our_name
 from backend.runs.run_folder import RunFolder
 from backend.trainer.control import look_for_stop_word, read_word
 from backend.utils.disk import whole_folder
@@ -209,12 +209,10 @@ class Follower:
             self.log.write("eval", step=step, split="valid", metrics=plain, line=number)
 
     def _metrics(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Under our names. TRL has one for two spreads, and times an update."""
+        """Under our names. TRL times an update."""
         metrics: dict[str, Any] = {}
         for name, value in logs.items():
             ours = re.sub(r"(?<=rewards/)\w+", lambda found: self.rewards.get(found[0], found[0]), our_name(name))
-            if ours.endswith(SPREAD[0]) and self.config.scale_rewards != "batch":
-                ours = f"{ours.removesuffix(SPREAD[0])}{SPREAD[1]}"
             metrics[ours] = value * self.config.updates_per_step if ours == "time/step" else value
         return metrics
 

@@ -54,14 +54,10 @@ def measure_of(names: Container[str]) -> str:
     return next((metric for metric in MEASURES if metric in names), "reward")
 
 
-SPREAD = "reward_std", "reward_std_within_groups"
-"""Over the step, and the mean of the groups' own. TRL has one name for both; `scale_rewards` decides its meaning."""
-OVER_THE_STEP = "reward_std_over_step"
-
 OTHER_NAMES = {
     "completion_length": "completions/mean_length",
     "clip_ratio": "clip_ratio_total",
-    OVER_THE_STEP: "reward_std",
+    "reward_std_over_step": "reward_std",
 }
 """Names in earlier versions of TRL and in our exports → our name."""
 _OUR_NAMES = {name: ours for ours, name in TRL_NAMES.items()} | OTHER_NAMES
@@ -123,18 +119,9 @@ def _is_known(name: str) -> bool:
     return name in METRICS or name in OCCASIONAL_METRICS or bool(_OF_REWARD.fullmatch(name))
 
 
-def trl_name(name: str, scale_rewards: str, *, has_both: bool = True) -> str:
-    """TRL's name of a metric. Its `reward_std` is the mean within groups, but with `scale_rewards: batch` that over the
-    step. `has_both`: the groups have two completions or more."""
-    over_step, within = SPREAD
-    if scale_rewards != "batch" and has_both:
-        return {within: over_step, over_step: OVER_THE_STEP}.get(name) or TRL_NAMES.get(name, name)
-    return TRL_NAMES.get(name, name)
-
-
-def trl_metrics(metrics: Mapping[str, Any], scale_rewards: str) -> dict[str, Any]:
-    has_both = SPREAD[1] in metrics
-    return {trl_name(name, scale_rewards, has_both=has_both): value for name, value in metrics.items()}
+def trl_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics under TRL's names."""
+    return {TRL_NAMES.get(name, name): value for name, value in metrics.items()}
 
 
 def by_set(metrics: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -154,10 +141,10 @@ def prefixed(split: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {prefix + name: value for name, value in metrics.items()}
 
 
-def transformers_name(metric: str, sets: Iterable[str], scale_rewards: str) -> str:
+def transformers_name(metric: str, sets: Iterable[str]) -> str:
     """The name of an evaluation's metric in TRL's configuration: eval/hard/kl is eval_hard_kl."""
     ((split, metrics),) = by_set({metric.removeprefix(EVALUATION): None}, sets).items()
-    (name,) = prefixed(split, {trl_name(each, scale_rewards): None for each in metrics})
+    (name,) = prefixed(split, trl_metrics(metrics))
     return f"eval_{name.removeprefix(EVALUATION)}"
 
 

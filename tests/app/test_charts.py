@@ -261,12 +261,10 @@ def test_tables_read_back_exactly() -> None:
 def test_columns_can_have_the_names_of_the_event_log_or_of_trl() -> None:
     chart = next(chart for chart in CHARTS if chart.title == "Reward")
     assert column_names(chart, chart.curves[0], "labels") == ()
-    assert column_names(chart, chart.curves[0], "trl")[1] == "train/reward - train/reward_std_over_step"
-    assert column_names(chart, chart.curves[0], "trl", "batch")[1] == "train/reward - train/reward_std"
+    assert column_names(chart, chart.curves[0], "trl")[1] == "train/reward - train/reward_std"
     for chart in CHARTS:
         for curve in chart.curves:
             prefix = "eval/" if chart.held_out else ""
             assert column_names(chart, curve, "diary")[0] == prefix + curve.metric
             back = {our_name(name) for name in column_names(chart, curve, "trl") if " " not in name}
-            ambiguous = {"reward_std", "reward_std_within_groups"} & set(curve.metrics)
-            assert ambiguous or back == {prefix + name for name in (curve.metric, curve.low, curve.high) if name}
+            assert back == {prefix + name for name in (curve.metric, curve.low, curve.high) if name}

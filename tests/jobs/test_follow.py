@@ -110,7 +110,7 @@ def test_a_job_is_a_run(hub: HubStandIn, config: Path, tmp_path: Path, trained: 
     assert (started["iterations"], started["device"][:8]) == (4, "t4-small")
     steps = events(run, "step")
     assert [step["step"] for step in steps] == [*STEPS]
-    expected = {"loss": 0.25, "reward": 0.2, "reward_std_within_groups": 0.2, "kl": 0.01, "time/step": 4.0}
+    expected = {"loss": 0.25, "reward": 0.2, "reward_std": 0.2, "kl": 0.01, "time/step": 4.0}
     expected |= {"clip_ratio_total": 0.03, "rewards/low-half/mean": 1.0}
     assert steps[1]["metrics"] == expected | {"frac_reward_zero_std": 0.25, "frac_groups_without_signal": 0.25}
     valid, test = events(run, "eval")

@@ -294,13 +294,12 @@ def test_every_metric_of_a_recorded_run_can_be_named(name: str) -> None:
 
 
 def test_what_leaves_has_trls_names_and_comes_back_as_ours() -> None:
-    """`reward_std` alone does not: here it is over the step, in TRL within groups."""
     ours = {*METRICS, *OCCASIONAL_METRICS}
-    left = trl_metrics(dict.fromkeys(ours), "group")
-    assert {"step_time", "completions/clipped_ratio", "reward_std_over_step"} <= set(left)
+    left = trl_metrics(dict.fromkeys(ours))
+    assert {"step_time", "completions/clipped_ratio", "reward_std"} <= set(left)
     back = {our_name(name) for name in prefixed("train", left)}
-    assert back == ours - {"completions/clipped_ratio", "reward_std_within_groups"}
-    back = {our_name(name) for name in prefixed("hard", trl_metrics({"time/step": 1, "kl": 1}, "group"))}
+    assert back == ours - {"completions/clipped_ratio"}
+    back = {our_name(name) for name in prefixed("hard", trl_metrics({"time/step": 1, "kl": 1}))}
     assert back == {"eval/hard/time/step", "eval/hard/kl"}
 
 
@@ -308,9 +307,9 @@ def test_evaluation_sets_are_told_apart() -> None:
     metrics = {"kl": 1, "completions/clipped_ratio": 2, "hard/kl": 3, "very_hard/rewards/a/mean": 4}
     others = {"hard": {"kl": 3}, "very_hard": {"rewards/a/mean": 4}}
     assert by_set(metrics, list(others)) == others | {"valid": {"kl": 1, "completions/clipped_ratio": 2}}
-    cut_off = transformers_name("eval/hard/hit_max_tokens_ratio", ["hard"], "group")
+    cut_off = transformers_name("eval/hard/hit_max_tokens_ratio", ["hard"])
     assert cut_off == "eval_hard_completions/clipped_ratio"
-    assert transformers_name("eval/reward", ["hard"], "group") == "eval_reward"
+    assert transformers_name("eval/reward", ["hard"]) == "eval_reward"
     words = into_trl(parse(RAW | FUNCTION | {"best_metric": "eval/hard/time/step"})).words
     assert words["metric_for_best_model"] == "eval_hard_step_time"
 

@@ -91,6 +91,7 @@ def test_csv_has_a_row_a_step_and_a_row_a_completion(made_up: MadeUpRun) -> None
     columns = [[row[name] for row in rows] for name in ("step", "train/loss", "eval/reward", "train/entropy")]
     assert columns == [["0", "1", "2"], ["", "1.0", "2.0"], ["10.0", "11.0", ""], ["", "", "0.25"]]
     assert "train/kl" not in rows[0], "it was null in every step"
+    assert rows[1]["train/reward_std"] == "0.9", "over the step, as in TRL"
     completions = made_up.table("completions.csv")
     expected = {"step": "1", "prompt": "p1", "exact": "0.5", "advantage": "1.0"}
     assert len(completions) == 5 and expected.items() <= completions[0].items()

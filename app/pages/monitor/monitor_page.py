@@ -467,7 +467,7 @@ class RunCharts(ChartGrid):
         if run is None:
             return ChartContent()
         read = partial(run.series, held_out=chart.held_out)
-        naming, scale = self._session.prefs.chart_columns, run.config.get("scale_rewards", "group")
+        naming = self._session.prefs.chart_columns
         shown = []
         for curve in self._curves[index]:
             x, y = read(curve.metric)
@@ -478,7 +478,7 @@ class RunCharts(ChartGrid):
                     low, high = y - spread, y + spread
             elif curve.low and len(read(curve.low)[1]) and len(read(curve.high)[1]):
                 low, high = read(curve.low)[1], read(curve.high)[1]
-            named, stacked = column_names(chart, curve, naming, scale), curve.metric in chart.stacked
+            named, stacked = column_names(chart, curve, naming), curve.metric in chart.stacked
             trace = Trace(curve.label, curve.colour, x, y, low, high, stacked, columns=named)
             shown += [trace] if trace.has_data else []
         marks = run.data.marks if self._session.prefs.chart_marks else ()

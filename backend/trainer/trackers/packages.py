@@ -50,13 +50,12 @@ class StepRecord:
     training: Mapping[str, float] = field(default_factory=dict[str, float])
     evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
     groups: tuple[GroupRow, ...] = ()
-    scale_rewards: str = "group"
 
     def metrics(self) -> dict[str, float]:
         """Every metric under TRL's name, with train/, eval/ or test/ before it."""
-        named = prefixed("train", trl_metrics(self.training, self.scale_rewards))
+        named = prefixed("train", trl_metrics(self.training))
         for split, metrics in self.evaluations.items():
-            named |= prefixed(split, trl_metrics(metrics, self.scale_rewards))
+            named |= prefixed(split, trl_metrics(metrics))
         return named
 
     def logged(self, package: Any) -> dict[str, Any]:
@@ -103,7 +102,7 @@ class RecordReader:
     earlier records come again. `ending`: of the event log, once it has one."""
 
     def __init__(self, about: AboutRun, restarted: Callable[[], None] = lambda: None) -> None:
-        self._run, self._scale_at_first = about.folder, str(about.settings.get("scale_rewards", "group"))
+        self._run = about.folder
         self._sets = tuple(about.settings.get("eval_data") or ())
         self._restarted = restarted
         self._event_log = Follower(about.folder.events)
@@ -113,7 +112,6 @@ class RecordReader:
         self._completions = Follower(self._run.completions)
         self._lines: list[Event] = []
         self._record: StepRecord | None = None
-        self._scale = self._scale_at_first
         self.ending = ""
 
     def read(self) -> Iterator[StepRecord]:
@@ -129,15 +127,13 @@ class RecordReader:
     def _take(self, event: Event) -> Iterator[StepRecord]:
         kind = event.get("kind")
         self.ending = kind if kind in ENDINGS else ""
-        if kind == "change":
-            *_, self._scale = event["settings"].get("scale_rewards", [self._scale])
-        elif kind == "step":
+        if kind == "step":
             yield from self.rest()
-            self._record = StepRecord(event["step"], _numbers(event), scale_rewards=self._scale)
+            self._record = StepRecord(event["step"], _numbers(event))
         elif kind == "eval":
             if self._record is None or self._record.step != event["step"]:
                 yield from self.rest()
-                self._record = StepRecord(event["step"], scale_rewards=self._scale)
+                self._record = StepRecord(event["step"])
             split, numbers = event.get("split", "valid"), _numbers(event)
             found = by_set(numbers, self._sets) if split == "valid" else {split: numbers}
             self._record = replace(self._record, evaluations={**self._record.evaluations, **found})
@@ -396,7 +392,7 @@ class WandbRun(Tracker):
         if record.training and step > progress.step:
             record, progress.step = replace(record, evaluations=evaluations), step
         elif evaluations:
-            record = StepRecord(step, evaluations=evaluations, scale_rewards=record.scale_rewards)
+            record = StepRecord(step, evaluations=evaluations)
         else:
             return
         self._run.log(record.logged(self._wandb), step=step)
