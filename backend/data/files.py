@@ -268,7 +268,7 @@ class CsvRows(_TextRows):
 
     def _index(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[int]:
         csv.field_size_limit(sys.maxsize)  # the default refuses a cell over 128 KB
-        end = 0
+        end, line_number = 0, 1
 
         def texts() -> Iterator[str]:
             nonlocal end
@@ -281,15 +281,15 @@ class CsvRows(_TextRows):
             self._columns = next(reader, [])
             self._names = list(dict.fromkeys(self._columns))
             _refuse_equal_columns(self._columns, self._path)
-            start = end
+            start, line_number = end, reader.line_num + 1
             for record in reader:
                 if len(record) > len(self._columns):
                     raise csv.Error("it has more fields than the header has columns")
                 if record:
                     yield start
-                start = end
+                start, line_number = end, reader.line_num + 1
         except csv.Error as error:
-            where = f"line {reader.line_num} of {quote(self._path, PATH)}"
+            where = f"line {line_number} of {quote(self._path, PATH)}"
             raise UserError("data", f"The CSV in {where} is broken: {quote(error)}.") from None
 
     def _parsed(self, text: str, index: int) -> Row:

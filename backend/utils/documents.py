@@ -113,7 +113,7 @@ def _loads(text: str, most_levels: int, **options: Any) -> Any:
     except BrokenJson:
         raise
     except json.JSONDecodeError as error:
-        raise BrokenJson(error.msg.removesuffix(" starting at"), error.lineno, error.colno) from None
+        raise BrokenJson(error.msg.removesuffix(" at").removesuffix(" starting"), error.lineno, error.colno) from None
     except RecursionError:
         raise BrokenJson(f"it is nested more than {most_levels} levels deep") from None
     except ValueError:  # Python's limit on the digits of an int
