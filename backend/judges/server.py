@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from backend.tools.mcp_settings import is_here
 from backend.utils import keychain
@@ -42,6 +42,12 @@ class FailedCallError(Exception):
     """A call that brought no reply; its text completes “its server …”."""
 
 
+class _NoRedirect(HTTPRedirectHandler):
+    """Consent is to one host: neither the key nor prompts follow it to another."""
+
+    def redirect_request(self, *_: Any) -> None: ...
+
+
 def find_servers() -> list[FoundServer]:
     """The usual servers that run on this machine, with their models. Takes at most a second."""
 
@@ -56,7 +62,7 @@ def find_servers() -> list[FoundServer]:
 
 def models_of(url: str, timeout_s: float = ASK_S, key: str = "") -> tuple[str, ...]:
     """The ids in a server's /models. Raises UnreachableError and FailedCallError."""
-    opener = build_opener(ProxyHandler({})) if is_here(url) else build_opener()
+    opener = build_opener(_NoRedirect, *([ProxyHandler({})] if is_here(url) else []))
     request = Request(f"{url.rstrip('/')}/models", headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
         with opener.open(request, timeout=timeout_s) as reply:
@@ -119,7 +125,7 @@ class Server:
         import openai  # takes a second or more, while the rest of the run loads
 
         # A proxy of the environment is for other machines.
-        http = openai.DefaultAsyncHttpxClient(trust_env=False) if is_here(self.url) else None
+        http = openai.DefaultAsyncHttpxClient(trust_env=not is_here(self.url), follow_redirects=False)
         key = self._key or "none"
         client = openai.AsyncOpenAI(base_url=self.url, api_key=key, max_retries=0, http_client=http)
         _ = client.chat.completions  # imports more

@@ -24,14 +24,14 @@ def trajectories(messages: Messages) -> dict[str, str]:
 
 class JudgeServer:
     """`score` of a completion's text, 0 … 1, by default 0.5; `delay_s` of each reply; `reply`: the whole reply to some
-    messages instead. `status`: of replies that fail. `calls`: messages of each request for a completion;
-    `headers`: of each. `at_once`: the most requests at a time."""
+    messages instead. `status`: of replies that fail; `leads_to`: the URL to which every request is redirected. `calls`:
+    messages of each request for a completion; `headers`: of each. `at_once`: the most requests at a time."""
 
     def __init__(self, models: tuple[str, ...] = ("fake-judge",)) -> None:
         self.models = models
         self.score: Callable[[str], float] = lambda text: 0.5
         self.reply: Callable[[Messages], str] = self._scored
-        self.delay_s, self.status = 0.0, 200
+        self.delay_s, self.status, self.leads_to = 0.0, 200, ""
         self.calls, self.headers = list[Messages](), list[dict[str, str]]()
         self.at_once = self._now = 0
         self._lock = threading.Lock()
@@ -77,7 +77,9 @@ class JudgeServer:
             def answer(self, status: int, value: Any) -> None:
                 data = json.dumps(value).encode()
                 try:
-                    self.send_response(status)
+                    self.send_response(307 if outer.leads_to else status)
+                    if outer.leads_to:
+                        self.send_header("Location", outer.leads_to + self.path.removeprefix("/v1"))
                     self.send_header("Content-Type", "application/json")
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
