@@ -62,7 +62,7 @@ def score_rewards(
     """Score given completions with the config's reward functions and weights; prints the verdict on stderr."""
     settings = _scoring_settings(config)
     groups = merge_consecutive(read_groups(completions))
-    _print_scores(score_all(groups, settings, tracebacks=not as_json), as_json, groups)
+    _print_scores(score_all(groups, settings, prints=not as_json), as_json, groups)
 
 
 @rewards.command("sample")
@@ -97,7 +97,7 @@ def sample_rewards(
     if out is not None:
         lines = (json.dumps(line_of(group), ensure_ascii=False, default=str) for group in groups)
         save_as(out, "".join(f"{line}\n" for line in lines))
-    _print_scores(score_all(groups, settings, tracebacks=not as_json), as_json, groups, is_sampled=True)
+    _print_scores(score_all(groups, settings, prints=not as_json), as_json, groups, is_sampled=True)
 
 
 @rewards.command("cases")
@@ -165,15 +165,18 @@ def _scoring_settings(config: Path) -> Config:
     return parse({"model": "-", "data": "-", **used})
 
 
-def score_all(groups: Sequence[Group], settings: Config, *, tracebacks: bool = False) -> dict[str, Any]:
-    """Score groups in the sandbox. Raises UserError if a function fails; `tracebacks`: prints them first."""
+def score_all(groups: Sequence[Group], settings: Config, *, prints: bool = False) -> dict[str, Any]:
+    """Score groups in the sandbox. Raises UserError if a function fails. `prints`: what functions print, and
+    tracebacks."""
     try:
         with closing(RewardBench()) as bench:
             scored = score_groups(bench, groups, settings)
+        for printed in filter(None, [function["printed"] for function in scored["functions"]] if prints else ()):
+            tell_error(printed.rstrip())
         if failed := [function["error"] for function in scored["functions"] if function["error"]]:
             raise UserError([ConfigProblem("reward_functions", each["sentence"], each["traceback"]) for each in failed])
     except UserError as error:
-        if tracebacks and error.traceback:  # a bench is where they are looked for
+        if prints and error.traceback:  # a bench is where they are looked for
             tell_error(error.traceback.rstrip())
         raise
     return scored

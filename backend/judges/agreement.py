@@ -133,8 +133,10 @@ def measure(
     groups: Sequence[Labels],
     questions: Sequence[Question],
     answers: Sequence[Sequence[float | None]],
+    causes: Iterable[str] = (),
 ) -> Agreement:
-    """The figures from the answers to `questions_for`: a score for each text, None where there was none."""
+    """The figures from the answers to `questions_for`: a score for each text, None where there was none. `causes`: why
+    there was none."""
     given: list[tuple[Question, Scores]] = []
     for question, scores in zip(questions, answers, strict=True):
         given.append((question, {(question.group, i): s for i, s in enumerate(scores) if s is not None}))
@@ -164,7 +166,7 @@ def measure(
     if kind == "group":
         _measure_place(found, [pair for pair in given if not pair[0].padded])
     found.length = _effect(list(_length_blocks([pair for pair in given if pair[0].padded], plain, kind)))
-    found.concerns = list(_concerns(found))
+    found.concerns = list(_concerns(found, causes))
     labels = "Not compared with your labels"
     if found.accuracy is not None:
         few = ", too few to tell" if found.pairs < FEW_PAIRS else ""
@@ -241,11 +243,11 @@ def _length_blocks(padded: Sequence[tuple[Question, Scores]], plain: Scores, kin
         yield [1 if i in question.padded else -1 for _, i in both], [one[key] - other[key] for key in both]
 
 
-def _concerns(found: Agreement) -> Iterator[str]:
+def _concerns(found: Agreement, causes: Iterable[str]) -> Iterator[str]:
     if found.accuracy is not None and found.pairs >= FEW_PAIRS and found.accuracy < AGREES:
         yield "that is little, as two people agree on about 80% and chance on 50%"
     if found.failed > FAILS:
-        yield f"{found.failed:.0%} of completions got no score"
+        yield ": ".join((f"{found.failed:.0%} of completions got no score", *causes))
     if found.spread == 0:
         yield "it does not tell the answers to a prompt apart"
     if found.itself is not None and found.itself < AGREES:
@@ -284,7 +286,7 @@ class Examination:
         if not self.questions:
             least = "two completions of one prompt" if self.kind == "group" else "a completion"
             raise UserError("cases", f"There is nothing to ask {self.name} about: give {least}, or cases of it.")
-        model, answers = self.model, list[Sequence[float | None]]()
+        model, answers, causes = self.model, list[Sequence[float | None]](), list[str]()
 
         def told(done: int) -> None:
             report({"phase": self.name, "done": done, "of": len(self.questions)})
@@ -294,6 +296,7 @@ class Examination:
             if isinstance(model, Judge):
                 asked = [(self.problems[each.group], each.texts, each.order) for each in self.questions]
                 answers += model.ask_afresh(asked, poll, told)
+                causes += model.causes.values()
             for question in self.questions[len(answers) :]:
                 completions = [Completion([], [], text, "eos") for text in question.texts]
                 group = Group(self.problems[question.group], completions)
@@ -301,7 +304,7 @@ class Examination:
                 told(len(answers))
         finally:
             model.close()
-        return measure(self.name, self.kind, self.groups, self.questions, answers)
+        return measure(self.name, self.kind, self.groups, self.questions, answers, causes)
 
 
 def _label(expected: Labels, name: str) -> float | None:

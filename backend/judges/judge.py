@@ -81,7 +81,7 @@ class Judge:
         self._known: dict[str, list[Judgement]] = {}
         self._asked: dict[str, Future[Judgements]] = {}  # by key, since the last `score`
         self._queue: list[tuple[Messages, int, str, Future[Judgements]]] = []  # for a local model
-        self._causes: set[str] = set()  # of failures that a note names
+        self.causes: dict[str, str] = {}  # of failures that a note names, and why
         self._notes: list[str] = []
         self._unreachable = ""
         self._calls = 0
@@ -116,7 +116,7 @@ class Judge:
         if self._kept is not None:
             self._kept.close()
             self._kept = None
-        for each in (self._asked, self._queue, self._causes):
+        for each in (self._asked, self._queue, self.causes):
             each.clear()
 
     def start(self, group: Group) -> None:
@@ -194,6 +194,8 @@ class Judge:
             for part, future in parts:
                 for index, (score, _) in zip(part, future.result() or (), strict=False):
                     scores[index] = score
+        if self._unreachable:
+            self._note("unreachable", self._unreachable)
         return found
 
     def wait(self, futures: Iterable[Future[Any]], poll: Poll) -> None:
@@ -261,8 +263,8 @@ class Judge:
 
     def _note(self, cause: str, why: str) -> None:
         """Once for each cause."""
-        if cause not in self._causes:
-            self._causes.add(cause)
+        if cause not in self.causes:
+            self.causes[cause] = why
             name = quote(self.about.name, 40)
             self._notes.append(f"The judge {name} gave no score for some completions: {why}. They count without it.")
 

@@ -160,6 +160,7 @@ def shout(prompts, completions, answer, types=None):
 
 @register_reward_function("silent")
 def silent(prompts, completions, answer, types=None):
+    print("nothing to say")
     return [None for _ in completions]
 
 @register_reward_function("broken")
@@ -201,7 +202,8 @@ def test_score_prints_scores_and_weighted_rewards(bench: Callable[..., list[obje
     rows = [{"scores": {"shout": score, "silent": None}, "reward": 2 * score} for score in (1.0, 0.0)]
     assert json.loads(output[-1]) == {"rows": rows}
     assert run_ok(*bench("shout", "silent")).stdout == "1  shout 1  silent –\n0  shout 0  silent –\n"
-    assert run_ok(*bench("silent")).stdout == "–  silent –\n–  silent –\n"
+    silent = run_ok(*bench("silent"))
+    assert silent.stdout == "–  silent –\n–  silent –\n" and silent.stderr.startswith("nothing to say\n")
 
 
 def test_scoring_and_refusing_import_no_mlx(bench: Callable[..., list[object]]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import keyring
 import pytest
 
+from backend.judges.agreement import Examination
 from backend.judges.judge import FILE, Judge, UnreadableError, open_judge, read_group, read_single
 from backend.judges.model_reward import ModelScores, UnreachableJudgeError
 from backend.judges.rubric import Rubric, bundled_rubrics, read_rubric
@@ -220,6 +221,12 @@ def test_asked_afresh(server: JudgeServer, judge_of) -> None:
         assert len(server.calls) - before == 2 * calls
 
 
+def test_a_check_says_why_there_are_no_scores(server: JudgeServer) -> None:
+    server.status, judge = 429, open_judge(RewardCall("judge", {"rubric": "Be nice.", "url": server.url}))
+    found = Examination(judge, [make_group("a", "b")], ()).run()
+    assert "100% of completions got no score: its server answered 429 (the judge is ill)" in found.verdict
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -287,6 +294,15 @@ def test_a_key_goes_to_its_own_host(server: JudgeServer, judge_of, keychain: Key
     assert used == ["Bearer sk-of-the-environment", "Bearer sk-kept"]
     save_key("127.0.0.1", "")
     assert not keychain.entries
+
+
+def test_nothing_follows_a_redirect(server: JudgeServer, judge_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-one-host")
+    with judge_server() as other:
+        judge, server.leads_to = judge_of(), other.url
+        assert scored(judge, make_group("a")).scores == [None] and not other.calls
+        with pytest.raises(UserError, match="answered 307"):
+            judge_of()
 
 
 def test_servers_are_found(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
