@@ -10,7 +10,7 @@ import pytest
 from PySide6.QtCore import QEvent, QMimeData, QModelIndex, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent, QGuiApplication, QKeyEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QLineEdit
+from PySide6.QtWidgets import QLabel, QLineEdit
 
 from app.pages.rewards import reward_file
 from app.pages.rewards.bench import row_numbers
@@ -89,6 +89,23 @@ def edit(page: RewardsPage, before: str, after: str) -> None:
 
 def rewards(page: RewardsPage) -> list[float]:
     return [item["reward"] for line in page.bench.groups for item in line["completions"]]
+
+
+def test_no_finding_is_cut(page: RewardsPage) -> None:
+    """However many there are: they scroll, and leave room for the tables."""
+    verdict = page.results.verdict
+    sentence = "Within each of the 4 prompts all completions score the same, so nothing would be learned from them."
+    verdict.show_findings([{"level": "warning", "sentence": sentence, "advice": sentence}] * 9)
+    verdict.more.click()
+    for width in (1080, 860):
+        page.resize(width, 600)
+        QTest.qWait(20)
+        texts = [each for each in verdict.findChildren(QLabel) if each.text() == sentence]
+        assert len(texts) == 18 and all(each.height() >= each.heightForWidth(each.width()) for each in texts)
+        assert verdict.height() < page.height() / 2
+    verdict.show_findings(verdict.findings[:1])
+    QTest.qWait(20)
+    assert verdict.height() < 100
 
 
 def test_sample_and_score(qtbot, page: RewardsPage, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QGuiApplication, QPainter
+from PySide6.QtGui import QColor, QGuiApplication, QPainter, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QApplication, QFrame, QLineEdit, QSizePolicy, QWidget
 
 from app import theme
@@ -17,7 +17,17 @@ from app.theme import CELL_PADDING
 from app.widgets.basic.controls import ComboBox, Dot, ElidedLabel, LinkButton, NumberEdit, Segments
 from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import EmptyState, button, label, progress_bar, show_text
-from app.widgets.basic.layout import clear_layout, column, configure, connect, holder, row, stack, wrap_in_card
+from app.widgets.basic.layout import (
+    TabArea,
+    clear_layout,
+    column,
+    configure,
+    connect,
+    holder,
+    row,
+    stack,
+    wrap_in_card,
+)
 from app.widgets.basic.number_format import DASH, figure, short_duration
 from app.widgets.basic.tables import LEFT, BaseTable, CellDelegate, Column, Index, RowsModel
 from app.widgets.completion_table import CompletionModel, CompletionTable, reward_dot
@@ -123,14 +133,15 @@ class FindingsCard(QFrame):
         super().__init__(parent)
         policies = QSizePolicy.Policy
         configure(self, role="card", name="Verdict", sizePolicy=(policies.Preferred, policies.Maximum))
-        self._column = column(spacing=6)
+        self._column, self._room = column(spacing=6), 10_000
+        self._area = TabArea(content=holder(self._column))
 
         def turn_fold() -> None:
             self._is_folded = not self._is_folded
             self.show_findings(self.findings)
 
         self.more = LinkButton("", on_click=turn_fold)
-        row((self._column, 1), (self.more, 0, Qt.AlignmentFlag.AlignTop), into=self, margins=(12, 8, 12, 8))
+        row((self._area, 1), (self.more, 0, Qt.AlignmentFlag.AlignTop), into=self, margins=(12, 8, 12, 8))
         self.findings: Sequence[Mapping[str, str]] = ()
         self._is_folded = True
 
@@ -143,10 +154,22 @@ class FindingsCard(QFrame):
             if finding["advice"]:
                 texts.append(label(finding["advice"], role="muted", wrap=True, selectable=True))
             dot = Dot(LEVEL_ROLES.get(finding["level"], "muted"), 18)
-            self._column.addWidget(holder(row((dot, 0, Qt.AlignmentFlag.AlignTop), (column(*texts, spacing=0), 1))))
+            shown = holder(row((dot, 0, Qt.AlignmentFlag.AlignTop), (column(*texts, spacing=0), 1)))
+            self._column.addWidget(shown)
+            shown.show()  # at once, since its height counts
         more = f"{len(findings) - 1} more" if self._is_folded else "Show the first only"
         show_text(self.more, more if len(findings) > 1 else "")
         self.setVisible(bool(findings))
+        self.fit(self._room)
+
+    def fit(self, room: int) -> None:
+        """Show all in at most `room` pixels; beyond them the findings scroll."""
+        self._room = room
+        needed = self._column.heightForWidth(self._area.viewport().width())  # −1 of none
+        self._area.setFixedHeight(min(max(0, needed), room))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        self.fit(self._room)
 
 
 class BenchResults(QWidget):
@@ -172,6 +195,7 @@ class BenchResults(QWidget):
         column(self.verdict, self.board.in_card(), (below, 1), into=self, spacing=12)
 
     def fit(self, height: int) -> None:
+        self.verdict.fit(height * 2 // 5)
         height = round(height / theme.text_scale())
         self._most_rows = 3 if height < SHORT else 5 if height < TALL else 8
         self.board.fit_rows(self._most_rows)
