@@ -206,8 +206,9 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
 def message_list(cell: Any, setting: str, column: str, where: str) -> Messages:
     """The chat in a cell, contents as text, or as parts where there are images. Raises UserError on `setting`."""
     if not is_chat(cell):
-        must = "must hold text or a list of messages with role and content, and may not be empty"
-        raise UserError(setting, f"The column {quote(column, 24)} of {where} {must}.")
+        is_empty = not (cell.strip() if isinstance(cell, str) else cell)
+        wrong = "is missing or empty" if is_empty else "must hold text or a list of messages with role and content"
+        raise UserError(setting, f"The column {quote(column, 24)} of {where} {wrong}.")
     return [
         {**message, "content": _content(message["content"], number, setting, column, where)}
         for number, message in enumerate(cell, 1)

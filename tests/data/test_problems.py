@@ -107,7 +107,8 @@ def test_prompts_that_leave_no_room_are_left_out_and_counted_never_truncated(tok
 )
 def test_a_cell_that_is_neither_text_nor_messages_names_its_row(tokenizer: Any, prompt: Any) -> None:
     rows = [ROWS[0], {"prompt": prompt, "answer": "x"}]
-    with pytest.raises(UserError, match=r"^prompt_feature: The column prompt of row 2 of rows\.jsonl must hold text"):
+    wrong = "must hold text or a list" if prompt and prompt != "  " else "is missing or empty"
+    with pytest.raises(UserError, match=rf"^prompt_feature: The column prompt of row 2 of rows\.jsonl {wrong}"):
         problems(tokenizer, rows)
 
 

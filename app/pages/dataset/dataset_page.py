@@ -33,7 +33,7 @@ from app.widgets.basic.layout import (
     set_tab_order,
     stack,
 )
-from app.widgets.basic.number_format import DASH, counted, file_size, ticks
+from app.widgets.basic.number_format import DASH, counted, file_size
 from app.widgets.basic.tables import LEFT, RIGHT
 from app.widgets.form.field import Field
 from app.widgets.form.fields import PathField
@@ -558,10 +558,9 @@ class Histogram(QWidget):
                 colour = colours.warning if i * step > self._prompt_limit else colours.length
                 painter.fillRect(QRectF(i * width, floor - height, max(1.0, width - 1), height), colour)
         painter.setFont(theme.figures_font(theme.CAPTION))
-        left, right = ticks([0, reach])
         below = QRectF(0, floor + 1, full, line)
-        painter.drawText(below, LEFT, left)
-        painter.drawText(below, RIGHT, f"{right} tokens")
+        painter.drawText(below, LEFT, "0")
+        painter.drawText(below, RIGHT, f"{reach:,} tokens")
         if 0 < self._prompt_limit < reach:
             x = full * self._prompt_limit / reach
             painter.setPen(QPen(colours.text, 1, Qt.PenStyle.DashLine))
