@@ -172,12 +172,8 @@ class Session(QObject):
             self.draft.load(path)
             self.prefs.remember(path)
             text = f"Opened {path.name}"
-            if (translation := self.draft.translation) is not None:
-                fates = [word.fate for word in translation.words]
-                counts = {"converted": fates.count("translated"), "ignored": fates.count("without effect")}
-                told = ", ".join(f"{count} {fate}" for fate, count in counts.items() if count)
-                text += f", a file for {translation.program.name}" if translation.program else ""
-                text += f". Of its settings, {told}" if told else ""
+            if (translation := self.draft.translation) is not None and translation.program:
+                text += f", a file for {translation.program.name}"
             self._say_of_form(f"{text}.")
 
     def load_settings(self, folder: RunFolder) -> bool:
@@ -207,6 +203,7 @@ class Session(QObject):
     def use_path(self, key: str, path: Path) -> None:
         if key == "reward_functions_file":
             self.draft.use_reward_file(str(path))
+            key = "reward_functions"  # the table lists them
         else:
             self.draft.set(key, str(path))
         self.show_setting(key)

@@ -432,9 +432,11 @@ def test_chosen_file_comes_first_and_ticked(page: TrainPage, tmp_path: Path):
     assert rows(page)[0] == ("first", True, 1.0)
     assert page.draft.value("reward_functions") == ["first", "r1_count_xml"]
     assert page.draft.value("reward_weights") == [1.0, 0.5]
+    page.build_all()
     page.session.use_path("reward_functions_file", tmp_path / "second.py")
-    page.reveal("reward_functions_file")
-    assert page.density.key == "essentials", "its functions stand in the table"
+    assert page.density.key == "essentials" and page.rewards.table.hasFocus(), "its functions stand in the table"
+    QTest.mouseClick(page.chips.chips["reward_functions_file"].text, Qt.MouseButton.LeftButton)
+    assert QApplication.focusWidget() is page.form.fields["reward_functions_file"].control
     assert page.draft.value("reward_functions") == ["second", "r1_count_xml"], "what the earlier file had is gone"
     assert not [fault for fault in page.draft.problems() if fault.setting.startswith("reward")]
     broken = tmp_path / "broken.py"

@@ -275,9 +275,7 @@ class TrainPage(QWidget):
         if (setting := SETTINGS.get(key)) is not None and not setting.fits_mode(self.draft.valid_values()):
             self._explain_hidden(setting, "train_mode")
             return
-        is_wrong = key in self.form.fields and self.form.fields[key].control.property("problem")
-        is_file = key == "reward_functions_file" and self.form.is_compact and not is_wrong
-        if key == "reward_functions" or is_file:
+        if key == "reward_functions":
             self.form.scroll_to(self.rewards)
             self.rewards.table.setFocus(Qt.FocusReason.ShortcutFocusReason)
             return
