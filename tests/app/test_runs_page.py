@@ -238,6 +238,12 @@ def test_runs_go_to_the_trash_and_come_back(qtbot, page: RunsPage, archive: Path
     settle(qtbot, page)
     assert names(page) == ["crashed", "failed", "finished"] and not list((tmp_path / "data").rglob("failed*"))
     assert page.undo_bar.isHidden() and not RunFolder(archive / "failed").is_locked()
+    page.note(archive / "finished", {"title": "Sums again"})
+    page.table.choose(archive / "finished")
+    page.buttons["trash"].click()
+    settle(qtbot, page)
+    assert page.undo_text.text() == "Moved Sums again to the trash."
+    assert selected(page) == ["failed"], "the run beside it, not the first"
 
 
 def test_freeing_space_says_how_much_before_it_does(qtbot, page: RunsPage, archive: Path) -> None:

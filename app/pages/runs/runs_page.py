@@ -217,7 +217,7 @@ class RunsPage(QWidget):
         if self.model.set_sweeps(self.runs.sweeps):
             self.table.sorted.invalidate()
         if not self.table.selected_rows() and self.table.sorted.rowCount():
-            self.table.selectRow(0)
+            self.table.selectRow(max(0, self.table.currentIndex().row()))  # beside a run that is gone
         self._show_choice()
 
     def _filter(self) -> None:
@@ -380,8 +380,8 @@ class RunsPage(QWidget):
 
     def _on_moved(self) -> None:
         moved = self.trashed
-        what = next(iter(moved)).name if len(moved) == 1 else f"{len(moved)} runs"
-        self.undo_text.setText(f"Moved {what} to the trash.")
+        titles = [row.title for row in self.model.rows if Path(row.summary.path) in moved]
+        self.undo_text.setText(f"Moved {titles[0] if len(titles) == 1 else f'{len(moved)} runs'} to the trash.")
         self.undo_button.setVisible(None not in moved.values())
         self.undo_bar.setVisible(bool(moved))
         self.refresh()
