@@ -60,6 +60,7 @@ METRICS = {
     "clip_ratio_total": ("clipped", ""),
     "completions/mean_length": ("length", ""),
     "rollout_tokens_per_second": ("", " tokens/s"),
+    "train_tokens_per_second": ("", " tokens/s"),
     "time/step": ("", " s/step"),
     "peak_memory_gb": ("", " GB"),
 }
@@ -71,6 +72,7 @@ def shown_metrics(metrics: Mapping[str, Any]) -> list[str]:
     score = next((key for key in ("reward", "loss", "warmup/loss") if key in metrics), "reward")
     others = {"reward", "loss", "warmup/loss"} - {score}
     others |= set() if score == "reward" else {"reward_std", "kl", "clip_ratio_total"}
+    others.add(f"{'train' if 'rollout_tokens_per_second' in metrics else 'rollout'}_tokens_per_second")
     return [key for key in METRICS if key not in others]
 
 

@@ -170,10 +170,13 @@ def test_a_line_of_progress_has_its_units_after_the_numbers() -> None:
         show_line(console, 5, {"kind": "step", "step": step, "metrics": metrics})
     held_out = {"reward": 0.5, "rewards/a/mean": 1.0, "mine/reward": 0.25, "mine/rewards/a/mean": 1.0}
     show_line(console, 5, {"kind": "eval", "step": 5, "split": "valid", "metrics": held_out})
+    imitated = {"loss": 0.2, "train_tokens_per_second": 652.0, "time/step": 0.1, "peak_memory_gb": 1.0}
+    show_line(console, 5, {"kind": "step", "step": 5, "metrics": imitated})
     lines = console.file.getvalue().splitlines()  # pyright: ignore
     assert lines == [
         "step 5  reward 1.5  ± std 0.2  KL –  clipped –  length –  1,234 tokens/s  0.223 s/step  3 GB",
         "step 5  held-out reward 0.5 (valid), 0.25 (mine)",
+        "step 5  loss 0.2  length –  652 tokens/s  0.1 s/step  1 GB",
     ]
 
 
