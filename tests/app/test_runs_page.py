@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QFontMetrics
 from PySide6.QtWidgets import QLineEdit
 from typer.testing import CliRunner
 
+from app import theme
 from app.pages.runs.run_actions import CloneDialog, FreeSpaceDialog
 from app.pages.runs.run_table import ColumnDialog
 from app.pages.runs.runs_page import RunsPage
@@ -221,6 +224,17 @@ def test_the_family_of_a_clone_is_a_tree_whose_runs_can_be_chosen(qtbot, page: R
     tree.itemClicked.emit(root.child(0).child(0), 0)
     assert selected(page) == ["crashed"]
     assert page.runs.family_of(archive / "finished") == {"finished": ["failed"], "failed": ["crashed"], "crashed": []}
+
+
+def test_a_loss_fits_its_columns(qtbot, page: RunsPage, archive: Path) -> None:
+    events = RunFolder(archive / "finished").events
+    events.write_text(re.sub(r'"reward": [-\d.]+', '"loss": 0.00494', events.read_text(encoding="utf-8")))
+    reread(qtbot, page)
+    assert column(page, "reward")[-1] == column(page, "held_out")[-1] == "loss 0.00494"
+    metrics = QFontMetrics(theme.figures_font())
+    for key in ("reward", "held_out"):
+        width = page.table.columnWidth([field.key for field in page.model.columns].index(key))
+        assert width >= metrics.horizontalAdvance("loss 0.00494") + 2 * theme.CELL_PADDING
 
 
 def test_runs_go_to_the_trash_and_come_back(qtbot, page: RunsPage, archive: Path, monkeypatch, tmp_path) -> None:
