@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from app.state.reward_bench import reward_file
@@ -46,7 +47,8 @@ def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -
         return NOT_FOLLOWED
     when = f"after step {step}" if step else "before its first step"
     lines = (line.strip() for line in reversed(log_lines(folder.log, 20)))
-    last = next((line for line in lines if line not in ("", str(folder.path)) and not _ROUTINE.match(line)), "")
+    of_process = takewhile(lambda line: line != str(folder.path), lines)  # which prints the folder first
+    last = next((line for line in of_process if line and not _ROUTINE.match(line)), "")
     if last.startswith(DISK):
         why = quote(last.removeprefix(DISK), LAST_WORDS)
         return f"The training process ended {when} and could not write down why: {why}"

@@ -315,7 +315,9 @@ def test_lines_that_every_run_prints_are_nobodys_last_words(folder: RunFolder) -
     told = f"{folder.path}\nBLAS is OpenBLAS 0.3.21, 1 thread.\nstep 4  reward 1.2  ± std 0.6\n{CHECKING.line}\n\n"
     folder.log.write_text(told)
     assert "last words" not in problem_of("crashed", None, 4, folder)
-    folder.log.write_text(f"libc++abi: terminating due to an uncaught exception\n{told}")
+    folder.log.write_text(f"Stopped at step 3 because it was asked to stop; everything is saved.\n{told}")
+    assert "last words" not in problem_of("crashed", None, 4, folder), "of the process before"
+    folder.log.write_text(f"{told}libc++abi: terminating due to an uncaught exception\n")
     said = problem_of("crashed", None, 4, folder)
     assert said.endswith("Its last words: libc++abi: terminating due to an uncaught exception")
 
