@@ -26,7 +26,8 @@ class GuideContents(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._place = ""
-        self.search = SearchEdit("Find in the guide", textChanged=self._fill)
+        first = lambda: self._choose(self.tree.topLevelItem(0))  # noqa: E731
+        self.search = SearchEdit("Find in the guide", textChanged=self._fill, returnPressed=first)
         self.tree = configure(
             QTreeWidget(),
             name="Contents of the guide",
