@@ -93,6 +93,8 @@ def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None
     with pytest.raises(UserError) as caught:
         preflight(raw)
     assert caught.value.faults == faults
+    (fault,) = check(small_run.settings_for(tmp_path, lora_keys=["q_projj"]))  # nothing learns: no memory for it
+    assert fault.setting == "lora_keys" and fault.sentence.startswith("No layer of this model is called q_projj")
 
 
 ADD = '''

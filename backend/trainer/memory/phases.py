@@ -390,7 +390,8 @@ class MemoryModel:
             kept += prompts * group * self.completion * self.teacher.shape.hidden * self.teacher.width
         # The update begins when the last backward pass has freed its arrays: gradients before and after clipping, about
         # a third of the new weights before the old ones are freed, and the largest matrix's new weights and state.
-        update = round(2.3 * trainable + FLOAT_BYTES * self.largest_whole * (1 + self.optimizer() / trainable))
+        of_largest = self.largest_whole * (1 + self.optimizer() / trainable) if trainable else 0
+        update = round(2.3 * trainable + FLOAT_BYTES * of_largest)
         if activations + logits + gradients + shared + kept < update + kept_all:
             activations, logits, gradients, shared, kept = 0, 0, update, 0, kept_all
         if activations:  # the features of prompts that are read together, in place
