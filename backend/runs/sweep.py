@@ -12,12 +12,12 @@ import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import yaml
 
 from backend.config.config import SETTINGS, dump, parse, problems, read, resolve_paths, valid_value
-from backend.config.other_programs.translation import read_file, summary, translate
+from backend.config.other_programs.translation import NAMES, read_file, summary, translate
 from backend.rewards.catalogue import nearest
 from backend.runs.metric_names import EVALUATION, our_name
 from backend.utils.documents import validation_error
@@ -171,7 +171,7 @@ def load_sweep(path: str | Path) -> SweepPlan:
     path = user_path(str(path), "config")
     raw = read(path)
     if isinstance(base := raw.get("base"), str):
-        raw["base"] = read(path.parent / base)
+        raw["base"] = read(user_path(base, "base", path.parent))
     elif isinstance(base, dict):
         raw["base"] = resolve_paths(path.parent, base)
     if isinstance(over := raw.get("over"), dict):
@@ -194,9 +194,9 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     if why := validation_error(raw):
         raise UserError("sweep", f"The sweep {why}.")
     found = [ConfigProblem(str(key), _unknown(str(key), KEYS, "a sweep")) for key in raw if key not in KEYS]
-    base, origin = cast("Any", raw.get("base")), ""
-    if isinstance(base, dict) and base:
-        translation = read_file(base)
+    base, origin = dict[str, Any](), ""
+    if isinstance(raw.get("base"), dict) and raw["base"]:
+        translation = read_file(raw["base"])
         base, origin = translation.values, summary(translation, "the base")
         found += translation.faults
     else:
@@ -234,7 +234,7 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     must("search_seed", _is_count(search_seed, 0), "The search seed must be a whole number.")
     must("round_steps", _is_count(numbers["round_steps"], 1), "Round steps must be a whole number of at least 1.")
     must("metric", metric, "The metric must be the name of a held-out metric, such as reward.")
-    must("rank_by", rank_by in RANKS, f"rank_by cannot be {quote(rank_by)}; it is held_out or training.")
+    must("rank_by", rank_by in [*RANKS], f"rank_by cannot be {quote(rank_by)}; it is held_out or training.")
     must("name", is_name, f"The name {quote(name)} cannot be a folder's name.")
     found += _halving_problems(halving)
     if found:
@@ -300,7 +300,7 @@ def _halving_problems(raw: Any) -> list[ConfigProblem]:
 
 
 def _unknown(key: str, known: tuple[str, ...], of: str, what: str = "key") -> str:
-    near = nearest(key, list(known))
+    near = NAMES[key] if NAMES.get(key) in known else nearest(key, list(known))
     return f"There is no {what} {quote(key, 40)} in {of}." + (f" Did you mean {near}?" if near else "")
 
 

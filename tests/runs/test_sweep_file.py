@@ -105,8 +105,10 @@ def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
     ("changes", "setting", "words"),
     [
         ({"halvin": "off"}, "halvin", "Did you mean halving?"),
+        ({"base": None}, "base", "a file of settings, or the settings themselves"),
         ({"base": BASE | {"learning_rat": 1}}, "learning_rat", "Did you mean learning_rate?"),
         ({"over": {"learning_rat": [1]}}, "learning_rat", "Did you mean learning_rate?"),
+        ({"over": {"num_generations": [4, 8]}}, "num_generations", "Did you mean group_size?"),
         ({"over": {"seed": [1, 2]}}, "seed", "seeds go under seeds"),
         ({"over": {"iters": [10, 20]}}, "iters", "the same length"),
         ({"over": {"learning_rate": [1e-5, "1e-5"]}}, "learning_rate", "twice"),
@@ -126,6 +128,7 @@ def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
         ({"halving": {"first_rung": 10}, "base": BASE | {"steps_per_eval": -1}}, "halving", "Eval is -1"),
         ({"halving": {"first_rung": 10}, "base": BASE | {"epochs": 1}}, "halving", "runs of a given length"),
         ({"halving": {"first_rung": 10}, "over": {"steps_per_eval": [5, 10]}}, "steps_per_eval", "at the same steps"),
+        ({"rank_by": ["held_out"]}, "rank_by", "it is held_out or training"),
         ({"name": "a/b"}, "name", "cannot be a folder's name"),
         ({"over": {"max_completion_length": [64, 4096]}}, "max_completion_length", "Configuration 2 (Completion"),
         (
