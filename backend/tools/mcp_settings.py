@@ -48,11 +48,11 @@ def server_fault(name: Any, about: Any) -> str:
     """What is wrong with one server of the setting; "" for nothing."""
     label = f"The MCP server {quote(str(name), 40)}"
     try:
-        server = ServerSettings.model_validate(about)
+        server = ServerSettings.model_validate(about if isinstance(about, Mapping) else {})
         parts = urlsplit(server.url)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "its value"
+        where = ".".join(map(str, first["loc"]))
         return f"{label}: {quote(where, 40)}: {first['msg'][:1].lower()}{first['msg'][1:]}."
     except ValueError as error:
         return f"{label}: {quote(server.url, 60)} is not a URL: {error}."

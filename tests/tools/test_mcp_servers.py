@@ -241,7 +241,7 @@ def test_missing_package_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None
 @cases(
     ("about", "sentence"),
     [
-        ("npx", "a: its value: input should be a valid dictionary"),
+        ("npx", "a needs either command, with args, env and cwd if it takes them, or url."),
         ({}, "a needs either command, with args, env and cwd if it takes them, or url."),
         ({"command": "npx", "url": "http://localhost"}, "a needs either command"),
         ({"command": "npx", "args": ["-p", 80]}, "a: args.1: input should be a valid string."),
