@@ -60,8 +60,9 @@ def _batches(to: Translator) -> None:
     word = next((name for name in (*_BATCH, "generation_batch_size") if to.has(name)), "steps_per_generation")
     group = int(to.peek("num_generations", "group_size", default=_OUR_GROUP))
     names = ((*_BATCH,), ("generation_batch_size",), ("gradient_accumulation_steps",), ("steps_per_generation",))
+    of_others = len(to.faults)
     size, sampled, accumulated, rollout = (int(to.number(*name, whole=True) or 0) for name in names)
-    if to.faults or group < 1:
+    if len(to.faults) > of_others or group < 1:
         return
     size, accumulated = size or _TRL_BATCH, accumulated or 1
     completions, product = size * accumulated, f"{quote(f'{size:,}', 24)} × {quote(f'{accumulated:,}', 24)}"
@@ -370,7 +371,8 @@ def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     )
     if raw.get(_TEACHER) is not None:
         defaults = {key: value for key, value in defaults.items() if key not in _OF_REWARDS}
-    if "model_name_or_path" in raw:  # the layout of `trl grpo`
+    evaluates = any(raw.get(word) not in (None, False, "no") for word in ("eval_strategy", "evaluation_strategy"))
+    if "model_name_or_path" in raw and evaluates:  # the layout of `trl grpo`, which reads no such split otherwise
         defaults |= {"dataset_test_split": "test"}
     return defaults | (_ADAPTER_DEFAULTS if as_bool(raw.get("use_peft")) else {})
 

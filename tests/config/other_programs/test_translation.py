@@ -94,6 +94,8 @@ def test_rollouts_that_no_step_of_ours_makes_are_refused() -> None:
     assert "must be a multiple of gradient_accumulation_steps (2)" in says
     assert "say the same" in sentence(**batch, steps_per_generation=2, generation_batch_size=16)
     assert "must be a multiple of per_device_train_batch_size (8)" in sentence(**batch, generation_batch_size=12)
+    faults = read_words(batch | {"generation_batch_size": 12, "think_end_tag": "x"}).faults
+    assert [fault.setting for fault in faults] == ["think_end_tag", "generation_batch_size"], "every fault at once"
 
 
 def test_the_length_and_rhythm_of_a_run_are_counted_in_steps() -> None:
@@ -378,6 +380,8 @@ SCRIPT = {"model_name_or_path": "a/b", "dataset_name": "c/d"}
     ("raw", "changes", "ours"),
     [
         (SCRIPT, {}, {"train_type": "full", "epochs": 3, "learning_rate": 1e-6, "group_size": 8, "beta": 0.0}),
+        (SCRIPT | {"model_name_or_path": "a/b"}, {}, {"valid_split": None}),
+        (SCRIPT | {"model_name_or_path": "a/b", "eval_strategy": "steps"}, {}, {"valid_split": "test"}),
         (SCRIPT, {"beta": 0.1, "num_generations": 4}, {"beta": 0.1, "group_size": 4, "batch_size": 2}),
         (SCRIPT, {"group_size": 4}, {"group_size": 4, "batch_size": 1}),
         (SCRIPT | {"beta": 0.1}, {"beta": None}, {"beta": 0.0}),
