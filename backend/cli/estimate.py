@@ -14,6 +14,7 @@ from backend.cli.display import new_console, new_table
 from backend.cli.training import hosts_setting, read_settings
 from backend.config.config import Config, parse
 from backend.config.model_and_data_names import model_source
+from backend.distributed.hosts_file import read_hosts
 from backend.runs.saved_weights import with_adapter
 from backend.trainer.memory.estimate import estimate_run, format_bytes, machines_note
 from backend.trainer.memory.model_shape import shape_of
@@ -40,6 +41,8 @@ MEANINGS = {
     "KV cache": "keys and values of the completions",
     "activations": "what the backward pass needs",
     "logits": "a number for each word there is",
+    "prompts": "keys and values that micro-batches share",
+    "kept": "a step's beginning, or the teacher's outputs",
     "gradients": "one number for each that learns",
     "in flight": "what MLX has prepared ahead of the device",
 }
@@ -55,6 +58,8 @@ def estimate(
 ) -> None:
     """Estimate a run's memory, phase by phase; loads no weights."""
     settings = parse(with_adapter(read_settings(config, changes)[0] | hosts_setting(hosts)))
+    if settings.hosts:
+        read_hosts(settings.hosts)
     model_source(settings.model, "model")
     folder = local_folder(settings.model)
     shape = shape_of(folder) if folder is not None else None

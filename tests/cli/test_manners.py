@@ -325,5 +325,7 @@ def test_only_preferences_are_deleted_and_only_with_yes_and_without_a_window(hom
 def test_an_estimate_for_several_machines_says_whose_memory_it_is(tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2))
-    assert "each holds the whole model" in call("estimate", demo_config(), "--hosts", file).stdout.replace("\n", " ")
+    told = call("estimate", demo_config(), "--hosts", file).stdout
+    assert "each holds the whole model" in told.replace("\n", " ") and "a step's beginning" in told
     assert "each holds" not in call("estimate", demo_config(), "--hosts", "none").stdout
+    assert "hosts: There is no file" in refused("estimate", demo_config(), "--hosts", tmp_path / "none.json")
