@@ -158,9 +158,9 @@ def parse_hosts(raw: Any, what: str) -> HostsFile:
     try:
         found = _FILE.validate_python(raw if isinstance(raw, dict) else {"hosts": raw})
     except ValidationError as error:
-        errors = error.errors(include_context=False)
-        wrong = [each for each in errors if each["type"] != "too_short"]  # a wrong entry makes the list too short
-        raise _problems(what, [_message(each["loc"], each["msg"]) for each in wrong or errors]) from None
+        wrong = [each for each in error.errors(include_context=False) if each["type"] != "too_short"]
+        texts = [_message(each["loc"], each["msg"]) for each in wrong]  # a wrong entry makes the list too short
+        raise _problems(what, texts or ["it names no hosts"]) from None
     hosts, problems = found.hosts, list[str]()
     for rank, host in enumerate(hosts):
         if (host.program or host.folder) and found.is_here(rank):

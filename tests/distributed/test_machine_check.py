@@ -223,7 +223,7 @@ def test_a_file_means_what_mlx_launch_reads_in_it_before_and_after_it_is_written
 @cases(
     ("content", "says"),
     [
-        ([], "at least 1"),
+        ([], "it names no hosts."),
         (3, "hosts: must be a list"),
         ({"hosts": TWO, "backends": "ring"}, "backends: is no key"),
         ([{"ssh": "a"}] * 65, "at most 64"),
