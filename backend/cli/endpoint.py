@@ -106,7 +106,9 @@ def _listen(host: str, port: int) -> socket.socket:
 def sessions(
     folder: Annotated[Path, typer.Argument(help="The folder that endpoint --record has filled.")],
     group_size: Annotated[int | None, typer.Option(min=2, help="Sessions of a row; default: the usual number.")] = None,
-    without_reward: Annotated[bool, typer.Option(help="Take sessions without a posted reward too.")] = False,
+    without_reward: Annotated[
+        bool, typer.Option("--without-reward", help="Take sessions without a posted reward too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List recorded sessions, and write them as train.jsonl into their folder, for data: FOLDER."""
