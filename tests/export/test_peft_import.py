@@ -83,7 +83,8 @@ def normalised(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("trip", TRIPS)
 def test_what_is_exported_to_peft_comes_back_bit_by_bit(tmp_path: Path, trip: str) -> None:
     arch, train_type, settings = TRIPS[trip]
-    model = tiny_model(tmp_path / "base", arch)
+    rope = {"rope_parameters": {"rope_theta": 77.0, "rope_type": "default"}}  # as transformers 5 writes it
+    model = tiny_model(tmp_path / "base", arch, own=rope)
     write_run(tmp_path / "run", model, train_type, **settings)
     run = RunFolder(tmp_path / "run")
     there = export_run(run, Export("folder", "mine", tmp_path, "peft")).path
