@@ -207,14 +207,16 @@ def merged_model(adapter: PeftAdapter, original: OriginalFiles) -> nn.Module:
     arrays = original.arrays()
     for name, layer in adapter.layers.items():
         arrays[f"{name}.weight"] = layer.merged(arrays[f"{name}.weight"].astype(mx.float32))
-    arrays |= {name: array for name, array in adapter.whole.items() if name in arrays}
+    # A module trained as a whole has the type of the model that it is loaded into.
+    arrays |= {name: array.astype(arrays[name].dtype) for name, array in adapter.whole.items() if name in arrays}
     return original.open_with(arrays)
 
 
 def _sorted_by_layer(header: Mapping[str, StoredArray]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     layers: dict[str, dict[str, str]] = {}
     whole: dict[str, str] = {}
-    for stored, about in header.items():
+    # peft saves the weight of an adapted embedding too: what is wrong is its adapter, which comes first here.
+    for stored, about in sorted(header.items(), key=lambda item: ".lora_" not in item[0]):
         if not stored.startswith(PREFIX):
             raise UserError(SETTING, f"{ARRAYS} holds {quote(stored, NAME)}, which does not begin with {PREFIX}.")
         if about.dtype not in FLOATS:

@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from safetensors.mlx import save_file
 from typer.testing import CliRunner
 
 from backend.__main__ import app
@@ -192,12 +193,23 @@ def test_a_quantised_model_takes_an_adapter_by_the_names_of_its_layers(tmp_path:
         import_adapter(write_peft(tmp_path / "other", {"model.layers.0.qkv": (96, 32, 4)}), str(packed), tmp_path / "x")
 
 
+def test_a_whole_module_in_32_bits_is_compared_in_the_type_of_its_model(tmp_path: Path) -> None:
+    base, head = tiny_model(tmp_path / "base", "llama", tie=False, dtype="bfloat16"), f"{PREFIX}lm_head.weight"
+    folder = write_peft(tmp_path / "peft", {Q: (HIDDEN, HIDDEN, 4)}, modules_to_save=["lm_head"])
+    arrays(lambda held: held.update({head: mx.random.normal((320, HIDDEN))}))(folder)
+    imported = import_adapter(folder, str(base), tmp_path / "mlx")
+    assert imported.verification is not None and imported.verification.max_error < 1e-4
+    assert mx.array_equal(
+        stored(imported.path / "adapters.safetensors")["lm_head.weight"], stored(folder / ARRAYS)[head]
+    )
+
+
 def arrays(change: Callable[[dict[str, mx.array]], object]) -> Callable[[Path], object]:
     def changed(folder: Path) -> None:
         held = stored(folder / ARRAYS)
         change(held)
         mx.eval(held)
-        mx.save_safetensors(str(folder / ARRAYS), held)
+        save_file(held, str(folder / ARRAYS))
 
     return changed
 
@@ -214,6 +226,7 @@ def renamed(before: str, after: str) -> Callable[[Path], object]:
     return arrays(lambda held: held.update({name.replace(before, after): held.pop(name) for name in list(held)}))
 
 
+EMBEDDED, EMBEDDING_PARTS = f"{PREFIX}model.embed_tokens", ("base_layer.weight", "lora_embedding_A")
 A, B = (f"{PREFIX}{Q}.lora_{letter}.weight" for letter in "AB")
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no B": (arrays(lambda held: held.pop(B)), f"{Q} is not whole: its B is missing"),
@@ -224,7 +237,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "not finite": (arrays(lambda held: held.update({A: held[A] * mx.inf})), f"{Q} holds numbers that are not finite"),
     "unknown layer": (renamed("q_proj", "../../q_proj"), r"has no layer model\.layers\.1\.self_attn\.\.\./\.\./q_proj"),
     "no prefix": (renamed(PREFIX, ""), "does not begin with base_model.model."),
-    "embedding": (renamed("lora_A.weight", "lora_embedding_A"), "of a kind that mlx-lm has nothing for"),
+    "embedding": (
+        arrays(lambda held: held.update({f"{EMBEDDED}.{part}": mx.zeros((320, 4)) for part in EMBEDDING_PARTS})),
+        "adapter of model.embed_tokens is of a kind that mlx-lm has nothing for",
+    ),
     "whole numbers": (arrays(lambda held: held.update({A: held[A].astype(mx.int32)})), "as I32, which is no float"),
     "bias": (with_array(f"{Q}.base_layer.bias", mx.zeros(32)), f"{Q}.bias was trained beside"),
     "whole module": (with_array("score.weight", mx.zeros(32)), "score.weight was trained as a whole"),
