@@ -36,7 +36,7 @@ from backend.models.inventory import is_incomplete
 from backend.models.loading import loading, model_classes
 from backend.models.model_folder import header_of
 from backend.utils.errors import UserError
-from backend.utils.hub_cache import local_folder, own_file
+from backend.utils.hub_cache import local_folder, own_file, split_revision
 
 FURTHEST = 3  # model cards to follow to the original
 COPIED = (*KEPT_FILES, "config.json", "*.safetensors.index.json", "LICENSE*", "*processor*.json")
@@ -94,7 +94,7 @@ def find_original(base: Path, name: str, fetch: Fetch | None = None) -> Original
     for _ in range(FURTHEST):
         if not _is_converted(folder):
             return read_original(folder, called)
-        called = _named_by_card(folder, called)
+        called = _named_by_card(folder, called, fetch)
         found = local_folder(called)
         if found is not None and (found / "config.json").is_file() and not is_incomplete(found):
             folder = found
@@ -159,7 +159,12 @@ def _is_converted(folder: Path) -> bool:
     return "quantization" in _config(folder) or bool(card.get("library_name") == "mlx" and card.get("base_model"))
 
 
-def _named_by_card(folder: Path, name: str) -> str:
+def _named_by_card(folder: Path, name: str, fetch: Fetch | None = None) -> str:
+    if folder.parent.name == "snapshots" and not (folder / "README.md").exists():  # mlx-lm downloads no card
+        if fetch is None:
+            missing = f"The card of {name}, which names the original weights, is not on this disk"
+            raise UserError("model", f"{missing}; run `hf download {split_revision(name)[0]} README.md`.")
+        folder = fetch(name)
     named = card_of(folder).get("base_model") or []
     if models := [named] if isinstance(named, str) else named:
         return str(models[0])

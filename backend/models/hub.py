@@ -38,11 +38,12 @@ MAX_RESULTS = 20
 DOWNLOADED = {
     "model": (
         *("*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt"),
-        *("*.jsonl", "*.jinja"),
+        *("*.jsonl", "*.jinja", "README.md"),
     ),
     "dataset": ("*",),
 }
-"""File patterns to download; for models mlx-lm's (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS)."""
+"""File patterns to download; for models mlx-lm's (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS) and the card, which names the
+original of a converted model."""
 
 _EXPAND = {
     "model": ("downloads", "lastModified", "gated", "tags", "safetensors", "config"),

@@ -122,6 +122,8 @@ def host() -> str:
 def explain(error: BaseException, repo_id: str, repo_type: str, *, is_upload: bool) -> str:
     """Error message with advice."""
     name = f"{repo_type} {repo_id}".strip()
+    # hf-xet raises Python's own.
+    is_broken = isinstance(error, HTTPError | ConnectionError) and not isinstance(error, OfflineModeIsEnabled)
     match error:
         case OfflineModeIsEnabled() if not isinstance(error, NotTheHubError):
             return "HF_HUB_OFFLINE is set, so Hugging Face is not contacted."
@@ -136,10 +138,10 @@ def explain(error: BaseException, repo_id: str, repo_type: str, *, is_upload: bo
         case HfHubHTTPError():
             message = (error.server_message or "").strip().rstrip(".")
             return _explain_status(error.response.status_code, repo_id, name, message if is_upload else "", is_upload)
-        case HTTPError() if is_upload:
+        case _ if is_broken and is_upload:
             broke = "does not answer" if "Timeout" in type(error).__name__ else "broke the connection off"
             return f"{host()} {broke}; {KEPT}."
-        case HTTPError():
+        case _ if is_broken:
             message = re.sub(r"\[Errno -?\d+\]\s*", "", str(error)).strip().rstrip(".") or type(error).__name__
             is_offline = any(words in message for words in _NO_ADDRESS)
             reason = "this machine seems to be offline" if is_offline else message

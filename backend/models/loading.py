@@ -23,6 +23,7 @@ from backend.config.model_and_data_names import model_source
 from backend.engine import cpu
 from backend.engine.model_probe import is_causal
 from backend.engine.output_layer import PROBE
+from backend.models import hub
 from backend.models.architectures import is_text_part, language_model, rotary_settings
 from backend.models.hub_client import hub_errors
 from backend.models.model_folder import check_arrays, check_config
@@ -119,7 +120,7 @@ def fetch(name: str, setting: str) -> Path:
     with loading(name, setting), hub_errors(source, "model", setting):
         if folder is not None and folder == Path(source):
             return folder
-        return mlx_lm_utils._download(*split_revision(source))  # the Hub's files in the cache
+        return mlx_lm_utils._download(*split_revision(source), [*hub.DOWNLOADED["model"]])  # into the Hub's cache
 
 
 def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:

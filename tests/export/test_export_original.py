@@ -187,6 +187,25 @@ def test_a_missing_original_is_named_and_fetched(tmp_path: Path, monkeypatch: py
     assert fetched == ["owner/original"]
 
 
+def test_a_card_that_was_not_downloaded_is_named_and_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = hub_model(tmp_path, monkeypatch)
+    packed = tiny_model(original.parents[2] / "models--owner--packed" / "snapshots" / "abc", "llama", layers=1, bits=4)
+    tiny_model(original, "llama", layers=1)
+    write_run(tmp_path / "run", packed)
+    file = RunFolder(tmp_path / "run").config
+    file.write_text(file.read_text().replace(str(packed), "owner/packed"))
+    with pytest.raises(UserError, match=r"card of owner/packed, .* not on this disk; run `hf download owner/packed"):
+        export(RunFolder(tmp_path / "run"), "original")
+
+    def download(name: str, kind: str, listener: Any) -> Path:
+        assert name == "owner/packed"
+        (packed / "README.md").write_text("---\nbase_model: owner/original\n---\n")
+        return packed
+
+    monkeypatch.setattr("backend.models.hub.download", download)
+    assert export(RunFolder(tmp_path / "run"), "original", fetch=True).original == "owner/original"
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run with random adapters, a reward that varies, and a test split of twelve prompts."""

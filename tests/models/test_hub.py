@@ -40,7 +40,8 @@ FILES = {
     "tokenizer.json": b"{}",
     "tokenizer_config.json": b'{"chat_template": "x"}',
     "model.safetensors": BIG,
-    "README.md": b"not wanted by mlx-lm",
+    "README.md": b"---\nbase_model: someone/tiny\n---\n",
+    "picture.png": b"not wanted by mlx-lm",
 }
 QWEN, SAFE = {"config": {"model_type": "qwen3"}}, {"tags": ["safetensors"]}
 MLX = QWEN | {"downloads": 7000, "tags": ["mlx", "safetensors", "4-bit"], "lastModified": "2026-03-01T10:00:00.000Z"}
@@ -121,7 +122,7 @@ def test_a_downloaded_model_is_listed_from_the_cache(hub: HubStandIn, monkeypatc
     listener = Listener()
     folder = our_hub.download("someone/tiny", "model", listener)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
-        name: data for name, data in FILES.items() if name != "README.md"
+        name: data for name, data in FILES.items() if name != "picture.png"
     }
     done = [progress["done"] for progress in listener.heard]
     assert done == sorted(done) and done[-1] == listener.heard[-1]["total"] == sum(map(len, FILES.values())) - 20
@@ -261,7 +262,8 @@ def test_a_revision_is_downloaded_and_read_without_a_network(hub: HubStandIn, mo
     assert folder.name == "2" * 40 and (folder / "new.json").exists() and local_folder("someone/tiny@v2") == folder
     assert check_model("someone/tiny@v2", "model") == tokenizer_folder("someone/tiny@v2") == folder
     assert local_folder("someone/tiny") is None and local_folder("someone/tiny@" + "2" * 40) == folder
-    assert fetch("someone/tiny@v2", "model") == folder != fetch("someone/tiny", "model")
+    assert fetch("someone/tiny@v2", "model") == folder != (newest := fetch("someone/tiny", "model"))
+    assert (newest / "README.md").exists(), "a converted model's card names its original"
     for check in (check_model, fetch):
         with pytest.raises(UserError) as refused:
             check("someone/tiny@v9", "model")
@@ -394,3 +396,9 @@ def test_a_small_file_behind_the_hub_s_own_redirect_is_no_answer_of_the_api() ->
         response = _http.httpx2.Response(200, content=body, request=_http.httpx2.Request("GET", url))
         hub_client._check_response(response)
         assert b"".join(response.iter_bytes()) == body
+
+
+def test_a_connection_that_hf_xet_loses_is_not_a_login_page(hub: HubStandIn) -> None:
+    lost = ConnectionError("network error")
+    assert "broke the connection off" in hub_client.explain(lost, "someone/tiny", "model", is_upload=True)
+    assert "cannot be reached" in hub_client.explain(lost, "someone/tiny", "model", is_upload=False)
