@@ -205,6 +205,8 @@ class Grpo(Algorithm):
             sampling_logps=batch.sampling_logp_BT,
             **totals,
         )
+        if self.bonus.on and self.bonus.coefficient == 0:  # adaptive, and the entropy is above its target
+            tally["sum"]["policy_loss"], tally["mean"]["entropy_coef"] = loss, mx.array([0.0, 1.0])
         if batch.teacher_logp_BT is not None:
             distillation, tally["mean"]["self_distillation/loss"] = distillation_terms(scores.logp_N, batch)
             loss = loss + share * distillation

@@ -274,8 +274,8 @@ def test_the_adaptive_bonus_is_adapted_after_each_update_and_applies_at_or_below
         for value, coefficient in zip(values, used, strict=True):
             metrics = learner.learn(pack_of(sampled_groups(policy.model), config))
             assert learner.algorithm.state()[0] == pytest.approx(value)
-            assert metrics.get("entropy_coef", 0) == pytest.approx(coefficient)
-            assert ("policy_loss" in metrics) == (coefficient > 0)
+            assert metrics["entropy_coef"] == pytest.approx(coefficient)
+            assert metrics["policy_loss"] - metrics["loss"] == pytest.approx(coefficient * metrics["entropy"], rel=1e-3)
 
 
 def without_signal(groups: list[Group]) -> list[Group]:
