@@ -29,7 +29,7 @@ Kind = (
 )
 """Which editor a setting has. `prose`: text of several lines; `numbers`: a list; `mapping`: a small YAML map."""
 
-Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "rewards", "scoring", "duration", "tools"]
+Use = Literal["task", "rows", "row_view", "prompt_limit", "rewards", "scoring", "duration", "tools"]
 """What depends on a setting (see `keys_used_by`). `task`: what a user trains on and for; a preset leaves it alone.
 `rows`: which rows a dataset has. `row_view`: the preview of a row. `prompt_limit`: the longest prompt. `rewards`: how
 completions are rewarded during a run. `scoring`: scores, rewards and advantages of given completions. `duration`: how

@@ -67,7 +67,7 @@ _MARKUP = re.compile(r"[<\[].*[>\]]\Z", re.DOTALL)
 
 def settings_of(raw: Mapping[str, Any]) -> Config:
     """Settings for a preview; invalid ones get their defaults."""
-    given = {key: raw[key] for key in (*READING, *MAPPING, *CODE) if raw.get(key) not in (None, "", [])}
+    given = {key: raw[key] for key in (*READING, *MAPPING, *CODE) if raw.get(key) not in (None, "")}
     wrong = {fault.setting for fault in problems(given)} - {"model", "data"}
     return Config(**{key: value for key, value in given.items() if key not in wrong})
 

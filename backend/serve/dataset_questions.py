@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -92,7 +93,8 @@ FULL_CELL, FULL_PROMPT = 20_000, 8_000  # characters of a text and tokens of a p
 COUNT_CHUNK, REPORT_EVERY_S = 32, 0.25
 """Rows tokenised between two checks for cancellation; interval of progress reports."""
 
-_PROMPT_TEXT = keys_used_by("prompt_text")
+_UNCOUNTED = {"max_tokens": 0, "cuts": False, "has_own_limit": False, "type_column": ""}
+"""Parts of a `PromptFormat` that a prompt's text and length do not depend on."""
 
 
 def preview(call: QuestionCall, settings: Settings, fetch: bool = False) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def preview_counts(call: QuestionCall, settings: Settings, split: str, most: int
 def preview_variety(call: QuestionCall, settings: Settings, split: str) -> dict[str, Any]:
     """`PromptVariety.to_dict`: how varied the split's prompts are."""
     config, opened, rows, source = _open_split(settings, split)
-    depends = [str(getattr(config, key)) for key in (*_PROMPT_TEXT, "answer_feature")]
+    depends = replace(PromptFormat.of(config), **_UNCOUNTED)
     counted_with, answer = opened.computed.get(("variety", split), (None, None))
     if counted_with != depends:
         answer = prompt_variety(rows, config, source).to_dict()
@@ -245,11 +247,10 @@ def _tools_of(config: Config) -> tuple[ToolSchemas, str]:
 
 
 def _tally(opened: Splits, split: str, config: Config, tokenizer: Any) -> PromptLengths:
-    schemas, _ = _tools_of(config)
-    depends = (tokenizer, schemas, *(str(getattr(config, key)) for key in _PROMPT_TEXT))
+    prompt_format = PromptFormat.of(config, _tools_of(config)[0], labelled=config.learns_labels)
+    depends = (tokenizer, replace(prompt_format, answer_column="", **_UNCOUNTED))
     counted_with, tally = opened.computed.get(("tally", split), (None, None))
     if counted_with != depends:
-        prompt_format = PromptFormat.of(config, schemas, labelled=config.learns_labels)
         tally = PromptLengths(opened.rows(split), prompt_format, opened.source_of(split, config.data))
         opened.computed["tally", split] = (depends, tally)
     return tally

@@ -271,6 +271,25 @@ def test_a_labelled_row_tells_what_is_learnt(ask, tmp_path: Path, model: Path) -
     assert (cut["tokens"], cut["kept"]) == (row["tokens"], row["tokens"] - 2)
 
 
+def test_another_way_of_training_reads_the_rows_anew(ask, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "What is 1 plus 1?"}, {"role": "assistant", "content": "2"}]
+    settings: dict[str, Any] = {"data": str(write(tmp_path / "rows.jsonl", rows=[{"messages": chat}] * 3))}
+    assert [fault["setting"] for fault in ask("preview", settings)["faults"]] == ["prompt_feature", "answer_feature"]
+    assert ask("preview_counts", settings)["refused"] == 3 and ask("preview_variety", settings)["rows"] == 0
+    settings |= {"train_mode": "sft", "reward_functions": []}
+    assert ask("preview", settings)["faults"] == [], "without reward functions no answer is compared"
+    assert ask("preview_counts", settings)["refused"] == 0 and ask("preview_variety", settings)["rows"] == 3
+
+    def learnt(**changes: Any) -> int:
+        return sum(
+            len(each["ids"]) for each in ask("preview_row", settings | changes, index=0)["pieces"] if each["learnt"]
+        )
+
+    assert learnt() < learnt(mask_prompt=False)
+    (fault,) = ask("preview", MAPPED | {"data": str(write(tmp_path / "others.jsonl")), "warmup_steps": 2})["faults"]
+    assert fault["setting"] == "completion_feature", "as check says of a warm-up on labels"
+
+
 def test_a_row_is_shown_as_it_is_cut(ask, tmp_path: Path) -> None:
     file = write(tmp_path / "long.jsonl", [{"question": "word " * 50 + "the end", "solution": "1"}])
     settings = MAPPED | {"data": str(file), "max_prompt_length": 40, "long_prompts": "cut_left"}

@@ -128,7 +128,7 @@ class ModelFields(BaseModel):
 class DataFields(BaseModel):
     """How rows become prompts, and where metrics are reported."""
 
-    prompt_feature: str = _columns("prompt", "Prompt", used_by=("task", "row_view", "prompt_text"))
+    prompt_feature: str = _columns("prompt", "Prompt", used_by=("task", "row_view"))
     """Column with the question: text, or a list of chat messages."""
     answer_feature: str = _columns("answer", "Answer", part="scoring")
     """Column with the right answer, for rewards that compare."""
@@ -138,9 +138,9 @@ class DataFields(BaseModel):
     """Column with the answer that SFT and the warm-up imitate: text, or a list of chat messages."""
     messages_feature: str = _columns("messages", "Messages", advanced=True)
     """Column with whole chats, for rows without a completion: every turn of the assistant is imitated."""
-    system_feature: str = _columns("system", "System", used_by=("task", "row_view", "prompt_text"))
+    system_feature: str = _columns("system", "System", used_by=("task", "row_view"))
     """Optional column with a system message per row."""
-    system_prompt: str = _prompts("", "System prompt", kind="prose", used_by=("row_view", "prompt_text"))
+    system_prompt: str = _prompts("", "System prompt", kind="prose", used_by=("row_view",))
     """Used for rows without their own system message."""
     prompt_template: str = _advanced_prompts("", "Prompt template", kind="prose", used_by=("task", "rows"))
     """Text of each prompt; {question} inserts that column, {{ and }} are braces. Empty: the prompt column."""
@@ -170,12 +170,10 @@ class DataFields(BaseModel):
     """Split for the test at the end."""
     validation_split: float = _rows(0.0, "Validation share", below=(0, 1), used_by=("rows",))
     """Share of the training rows held out if there is no valid split."""
-    chat_template_kwargs: dict[str, Any] = _advanced_prompts(
-        {}, "Chat template options", used_by=("row_view", "prompt_text")
-    )
+    chat_template_kwargs: dict[str, Any] = _advanced_prompts({}, "Chat template options", used_by=("row_view",))
     """Passed to the tokenizer's chat template, such as enable_thinking: false."""
     image_max_pixels: int = _advanced_prompts(
-        401_408, "Image pixels", within=(1024, 100_000_000, "pixels"), used_by=("prompt_text", "row_view")
+        401_408, "Image pixels", within=(1024, 100_000_000, "pixels"), used_by=("row_view",)
     )
     """Larger images are scaled down to this. For models with a variable image size, such as Qwen-VL; others use their
     own."""
@@ -193,7 +191,7 @@ class DataFields(BaseModel):
         used_by=("row_view",),
     )
     """What to do with a row whose prompt is too long."""
-    tokenizer: str = _advanced_prompts("", "Tokenizer", kind="model", used_by=("task", "row_view", "prompt_text"))
+    tokenizer: str = _advanced_prompts("", "Tokenizer", kind="model", used_by=("task", "row_view"))
     """A folder or Hugging Face id whose tokenizer and chat template replace the model's own."""
     stop: list[str] = _answers([], "Stop strings")
     """A completion ends when it contains one of these."""

@@ -149,10 +149,13 @@ class TrainingFields(BaseModel):
             ("dataset", "Dataset", "The completion or messages of each row."),
             ("best_of_n", "Best of its own", "The best of Group sampled completions, where it beats their mean."),
         ],
+        used_by=("row_view",),
     )
     """What supervised steps learn to write: the dataset's answers, or the model's own best ones (rejection sampling),
     which needs reward functions and no labelled rows."""
-    warmup_steps: int = _supervised(0, "Supervised warm-up", within=(0, MOST_STEPS, "steps"), when=_WARMED)
+    warmup_steps: int = _supervised(
+        0, "Supervised warm-up", within=(0, MOST_STEPS, "steps"), when=_WARMED, used_by=("row_view",)
+    )
     """The first steps of Iterations are supervised, for a model that never earns a reward by itself. Then the run's own
     mode starts with a new optimizer, and the KL penalty keeps it near the warmed-up model."""
     warmup_learning_rate: float | None = _supervised(None, "Warm-up rate", above=(0, 10), when=_WARMED)
@@ -236,6 +239,7 @@ class TrainingFields(BaseModel):
         "Mask prompt",
         note="For supervised fine-tuning: GRPO never trains on the prompt.",
         known_as=("Mask prompt loss",),
+        used_by=("row_view",),
     )
     """Supervised fine-tuning learns only what the assistant says. Off: the prompts too, as mlx-lm does unless told
     otherwise. GRPO never trains on the prompt."""
