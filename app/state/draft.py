@@ -142,7 +142,7 @@ class Draft(QObject):
 
     def set(self, key: str, value: Any) -> None:
         """Beside GRPO rewards are optional: another mode sets them aside until it is chosen again."""
-        if key != "train_mode":
+        if key != "train_mode" or value == self._values[key]:
             self.update({key: value})
             return
         rewards: Values = {}

@@ -29,7 +29,7 @@ def summary(config: Config, seconds: float | None = None, memory: str = "") -> s
 def details(config: Config, *, holds_out: bool = True) -> list[str]:
     """Short phrases without a full stop, the most important first. `holds_out`: the dataset has held-out rows."""
     model = name_of_model(config.model)
-    layers, batches, passes = config.num_layers, config.steps_per_generation, config.num_iterations
+    layers, batches = config.num_layers, config.steps_per_generation
     where = "all layers" if layers < 0 else "the last layer" if layers == 1 else f"the last {layers:,} layers"
     kinds = {choice.value: choice.label for choice in SETTINGS["train_type"].choices}
     kind = kinds.get(config.train_type, config.train_type)
@@ -39,7 +39,8 @@ def details(config: Config, *, holds_out: bool = True) -> list[str]:
         phrases.append(f"Goes on from the adapter {Path(config.adapter).name}")
     does = step_parts(vars(config))
     if config.train_mode == "sft":
-        phrases.append("Imitates the answers of the dataset")
+        imitated = "answers of the dataset" if config.learns_labels else "best of its own completions"
+        phrases.append(f"Imitates the {imitated}")
     if config.train_mode == "distill":
         phrases.append(f"Learns from the teacher {name_of_model(config.teacher_model)}")
     if "scoring" in does and config.reward_functions:
@@ -50,9 +51,9 @@ def details(config: Config, *, holds_out: bool = True) -> list[str]:
         phrases.append(f"May call tools of {', '.join(filter(None, sources))}")
     if "policy" in does:
         phrases.append(f"KL penalty {config.beta:g}" if config.beta > 0 else "No KL penalty")
-    if batches * passes > 1:
+    if config.updates_per_step > 1:
         learnt = f"{count_text(batches, 'batch', 'batches')} of a step" if batches > 1 else "each set of completions"
-        phrases.append(f"{count_text(batches * passes, 'update')} from {learnt}")
+        phrases.append(f"{count_text(config.updates_per_step, 'update')} from {learnt}")
     if config.holds_output and "sampling" in does:
         phrases.append(f"Output follows a {'regular expression' if config.output_regex else 'JSON schema'}")
     if (completions := _length(config)[1]) > 0:

@@ -183,7 +183,9 @@ def test_a_mode_hides_what_it_has_no_use_for(page: TrainPage, qtbot):
     page.build_all()
     """Both densities, headings and cards too; switching back brings the values back."""
     fields, draft = page.form.fields, page.draft
-    draft.update({"group_size": 6, "beta": 0.3, "reward_functions": ["no_such_function"]})
+    draft.update({"group_size": 6, "beta": 0.3, "num_iterations": 2, "reward_functions": ["no_such_function"]})
+    fill(fields["train_mode"], "grpo")
+    assert draft.value("reward_functions") == ["no_such_function"], "the mode that it has already"
     for density in ("essentials", "all"):
         page.density.choose(density)
         for mode, hidden in {"sft": {"group_size", "beta", "rewards"}, "distill": {"beta"}, "grpo": set()}.items():
@@ -193,6 +195,8 @@ def test_a_mode_hides_what_it_has_no_use_for(page: TrainPage, qtbot):
             titles = [title.text() for title in page.form.findChildren(QLabel) if title.isVisible()]
             assert ("GRPO Generation And Rewards" in titles) == (mode != "sft")
             assert ("QAT" in titles) == ("Advantages" in titles) == (density == "all" and mode == "grpo")
+            assert ("2 updates from" in plain_text(page.launch.details.text())) == (mode != "sft")
+            assert fields["num_iterations"].isVisible() == (density == "all" and mode != "sft")
             of_rewards = [problem for problem in draft.problems() if problem.setting == "reward_functions"]
             assert bool(of_rewards) == (mode == "grpo")
             assert bool(page.rewards.model.ticked) == (mode == "grpo"), "beside GRPO they are optional"

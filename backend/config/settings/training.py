@@ -43,10 +43,12 @@ class TrainingFields(BaseModel):
     """Prompts per step, before gradient accumulation."""
     gradient_accumulation_steps: int = _memory(1, "Gradient accumulation", within=(1, MOST_COMPLETIONS, "batches"))
     """Multiplies the prompts of a step. Gradients are summed batch by batch, so memory stays the same."""
-    num_iterations: int = _steps(1, "Updates per rollout", within=(1, 10_000, "updates"), used_by=("duration",))
+    num_iterations: int = _steps(
+        1, "Updates per rollout", within=(1, 10_000, "updates"), when=_WARMED, used_by=("duration",)
+    )
     """Weight updates per batch of completions (μ). At 1 the ratio is always 1: Epsilon and Importance have no effect
     and the clip chart stays at 0."""
-    steps_per_generation: int = _advanced_steps(1, "Batches per rollout", within=(1, 10_000, "batches"))
+    steps_per_generation: int = _advanced_steps(1, "Batches per rollout", within=(1, 10_000, "batches"), when=_WARMED)
     """Optimizer batches sampled at once. Above 1, later batches learn from completions of a slightly older policy."""
     max_seq_length: int = _steps(
         2048, "Max Seq", within=(2, MOST_TOKENS, "tokens"), used_by=("prompt_limit", "scoring")
