@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFontMetrics
-from PySide6.QtWidgets import QLineEdit
+from PySide6.QtWidgets import QLabel, QLineEdit
 from typer.testing import CliRunner
 
 from app import theme
@@ -224,6 +224,16 @@ def test_the_family_of_a_clone_is_a_tree_whose_runs_can_be_chosen(qtbot, page: R
     tree.itemClicked.emit(root.child(0).child(0), 0)
     assert selected(page) == ["crashed"]
     assert page.runs.family_of(archive / "finished") == {"finished": ["failed"], "failed": ["crashed"], "crashed": []}
+
+
+def test_long_words_fit_the_details(qtbot, page: RunsPage, archive: Path) -> None:
+    with RunFolder(archive / "failed").config.open("a", encoding="utf-8") as config:
+        config.write(f"reward_functions: [{(name := 'r1_strict_format_reward_func')}]\n")
+    reread(qtbot, page)
+    page.table.choose(archive / "failed")
+    qtbot.wait(1)
+    (shown,) = (each for each in page.details.findChildren(QLabel) if each.text() == name)
+    assert shown.width() >= shown.fontMetrics().horizontalAdvance(name)
 
 
 def test_a_loss_fits_its_columns(qtbot, page: RunsPage, archive: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,7 @@ from backend.utils.errors import UserError
 
 SAVE_AFTER_MS = 600
 MOST_RELATIVES = 8
+LONGEST_BESIDE = 9  # characters of a word that fits beside its title
 FAINT_PARTS = 0.005  # parts of the disk use below this share are not listed
 
 
@@ -186,7 +188,9 @@ def _fill(cells: QGridLayout, rows: Sequence[tuple[str, str]]) -> None:
     clear_layout(cells)
     top = Qt.AlignmentFlag.AlignTop
     for place, (name, value) in enumerate(rows):
-        cells.addWidget(label(name, role="muted", wrap=True), place, 0, top)
+        # A long word, such as the name of a function, is below its title.
+        below = any(len(word) > LONGEST_BESIDE for word in re.split(r"[\s/-]+", value))
+        cells.addWidget(label(name, role="muted", wrap=True), 2 * place, 0, 1, 1 + below, top)
         # The least width of a label is its longest word, which the page must not have.
         text = label(value, theme.figures_font(), wrap=True, selectable=True, minimumWidth=1, toolTip=plain_tip(value))
-        cells.addWidget(text, place, 1, top)
+        cells.addWidget(text, 2 * place + below, int(not below), 1, 1 + below, top)
