@@ -115,7 +115,7 @@ class Sweeps(QObject):
 
     def clone_winner(self) -> None:
         """Continue the winner's best run to twice its length, as a new run."""
-        best = self.results.best_run() if self.results is not None else None
+        best = self.results.best_run(self.results.winner) if self.results is not None else None
         if best is None or self.folder is None:
             return
         command = backend_command(

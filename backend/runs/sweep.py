@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
+from backend.config.checks import default_score
 from backend.config.config import SETTINGS, dump, parse, problems, read, resolve_paths, valid_value
 from backend.config.other_programs.translation import NAMES, read_file, summary, translate
 from backend.rewards.catalogue import nearest
@@ -212,7 +213,7 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     is_random = search == "random"
     are_seeds = isinstance(seeds, list) and bool(seeds) and all(_is_count(seed, 0) for seed in seeds)
     has_trials = _is_count(trials, 1)
-    metric = raw.get("metric", "loss" if base.get("train_mode") == "sft" else "reward")
+    metric = raw.get("metric", default_score({"sft_targets": "dataset"} | base))
     # Under the name that evaluations have it by in the event log.
     metric = our_name(metric).removeprefix(EVALUATION) if isinstance(metric, str) else ""
     rank_by, name, halving = raw.get("rank_by", "held_out"), raw.get("name", "sweep"), raw.get("halving", "off")

@@ -192,9 +192,10 @@ class SweepResults:
     def run(self, name: str) -> MemberResult:
         return next(run for each in self.configurations for run in each.runs if run.run == name)
 
-    def best_run(self) -> MemberResult | None:
-        runs = [run for run in self.winner.runs if run.value is not None] if self.winner else []
-        return max(runs, key=lambda run: sign_of(self.metric) * (run.value or 0.0), default=None)
+    def best_run(self, each: ConfigurationResult | None) -> MemberResult | None:
+        """The run of a configuration with the best value."""
+        sign, runs = sign_of(self.metric), each.runs if each is not None else ()
+        return max(runs, key=lambda run: (run.value is not None, sign * (run.value or 0.0)), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         rows = [
@@ -206,8 +207,8 @@ class SweepResults:
 
 
 def sign_of(metric: str) -> int:
-    """−1 for a loss, which is best where it is lowest."""
-    return -1 if metric.rpartition("/")[2] == "loss" else 1
+    """−1 for a loss or divergence, which is best where it is lowest."""
+    return -1 if metric.rpartition("/")[2] in ("loss", "divergence") else 1
 
 
 def rank(each: ConfigurationResult, metric: str) -> tuple[float, int]:

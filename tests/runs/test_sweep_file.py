@@ -43,6 +43,11 @@ def test_a_grid_is_every_combination_with_every_seed() -> None:
     assert [member.run for member in plan.members()][:3] == ["s-1-seed3", "s-1-seed4", "s-2-seed3"]
     raw = plan.raw_settings(plan.members()[1])
     assert raw == BASE | {"learning_rate": 1e-5, "beta": 0.0, "seed": 4, "run_name": "s-1-seed4"}
+    assert plan.metric == "reward"
+    imitates = {"train_mode": "sft", "completion_feature": "answer"}
+    follows = {"train_mode": "distill", "teacher_model": "t"}
+    for changes, metric in ((imitates, "loss"), (follows, "distillation/divergence")):
+        assert parse_sweep(sweep(base=BASE | changes, over={"rank": [2, 4]})).metric == metric
 
 
 def test_a_setting_that_the_stages_replace_does_not_vary() -> None:
@@ -180,7 +185,10 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert again.ranked[0].value == 2.0 and again.ranked[0].sd == pytest.approx(0.5**0.5)
     assert again.completions == 80 and again.winner is None
     again.state = "finished"
-    assert again.winner is again.ranked[0] and again.best_run() is again.ranked[0].runs[0]
+    assert again.winner is again.ranked[0] and again.best_run(again.winner) is again.ranked[0].runs[0]
+    again.metric, (first, second) = "distillation/divergence", again.ranked[0].runs
+    first.value, second.value = 0.2, 0.1
+    assert again.best_run(again.winner) is second, "the lowest is the best"
     raw = json.loads(folder.results.read_text())
     assert raw["configurations"][0]["mean"] == 1.5 and raw["configurations"][0]["state"] == "finished"
 

@@ -235,7 +235,7 @@ class SweepsPage(QWidget):
             VIEWS, "Results as", chosen=lambda key: self._views.setCurrentIndex(list(VIEWS).index(key))
         )
         self.card = wrap_in_card(results, minimumHeight=theme.scaled(220))
-        self.open_button = button("Open its run", self.open_run, tip="On Monitor: the seed with the highest value")
+        self.open_button = button("Open its run", self.open_run, tip="On Monitor: the seed with the best value")
         self.compare_button = button("Compare the runs", self.compare, tip="Their curves on the same charts")
         self.use_button = button("Use its settings", self.use_settings, tip="In the form")
         tip = "A new run that continues from its last step, to twice the length"
@@ -426,8 +426,8 @@ class SweepsPage(QWidget):
         set_style_property(self.start_button, "role", "" if self.sweeps.is_live else "primary")
 
     def _run(self) -> MemberResult | None:
-        runs = chosen.runs if (chosen := self.table.selected_configuration()) is not None else ()
-        return max(runs, key=lambda run: (run.value is not None, run.value or 0.0), default=None)
+        results = self.sweeps.results
+        return results.best_run(self.table.selected_configuration()) if results is not None else None
 
     def open_run(self) -> None:
         if (run := self._run()) is not None and run.state != "waiting":
