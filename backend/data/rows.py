@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import string
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ MATCH_S = 1.0  # seconds that the answer pattern may take per answer
 CHUNK = 256  # rows per call of the map function
 MOST_SHUFFLED = 1_000_000  # maximum rows that Python shuffles
 HEAD_OF_HUB = 200_000  # rows of a Hub split in a preview
+_CONFIGURATIONS = re.compile(r"available(?: configs)?: \[(.+)\]", re.IGNORECASE)  # in a message of `datasets`
 
 Where = Callable[[int], str]  # names the i-th row in messages
 MapRows = Callable[[str, Sequence[Row], Where], Sequence[Row | None]]
@@ -278,6 +280,8 @@ def find_splits(
         check(files, "")
         return {split: reading.file(file) for split, file in files.items() if file}
     check_data(name, setting)
+    from datasets.exceptions import DatasetGenerationError
+
     from backend.data import hub_rows
 
     try:
@@ -291,6 +295,15 @@ def find_splits(
     except UserError:
         raise
     except Exception as error:  # `datasets` raises anything at all for rows that it cannot read
+        if found := _CONFIGURATIONS.search(str(error)):
+            lacks = "several configurations: name one of"
+            if config_name:
+                lacks = f"no configuration {quote(config_name, 40)}; it has"
+            listed = quote(found[1].replace("'", ""), 90)
+            where = "dataset_config" if setting == "data" else setting
+            raise UserError(where, f"The dataset {quote(name, 50)} has {lacks} {listed}.") from error
+        if isinstance(error, DatasetGenerationError):
+            error = error.__cause__ or error  # which names the row
         there = f"There is no file or folder {quote(name, 50)}, and Hugging Face's dataset of that name"
         raise UserError(setting, f"{there} cannot be loaded: {quote(first_line(error).rstrip('.'), 60)}.") from error
 

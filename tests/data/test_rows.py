@@ -121,6 +121,8 @@ SUMS = Repo(
         "validation.jsonl": json.dumps(ROWS[0]).encode() + b"\n",
     }
 )
+TWO = b"configs: [{config_name: a, data_files: a.jsonl}, {config_name: b, data_files: b.jsonl}]"
+BROKEN = Repo({"train.jsonl": SUMS.files["train.jsonl"] + b'{"prompt": '})
 ASK_THE_HUB = """
 import json
 from backend.data.rows import read_splits
@@ -128,6 +130,7 @@ from backend.config.config import parse
 from backend.utils.errors import UserError
 streamed = {"streaming": True, "eval_data": {"sums": "owner/sums"}}
 missing = {"data": "owner/none"}, {"train_split": "learn"}, {"test_split": "exam"}, {"dataset_config": "large"}
+missing += {"data": "owner/two"}, {"data": "owner/broken"}
 for more in ({}, streamed, *missing):
     try:
         splits = read_splits(parse({"model": "m", "data": "owner/sums"} | more))
@@ -141,17 +144,22 @@ for more in ({}, streamed, *missing):
 def test_a_hub_id_is_read_through_the_datasets_library(tmp_path: Path) -> None:
     environment = backend_environment() | {"HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
     environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
-    with HubStandIn(datasets={"owner/sums": SUMS}) as hub:
+    two = Repo({"README.md": b"---\n" + TWO + b"\n---\n", "a.jsonl": b"{}", "b.jsonl": b"{}"})
+    with HubStandIn(datasets={"owner/sums": SUMS, "owner/two": two, "owner/broken": BROKEN}) as hub:
         command, environment["HF_ENDPOINT"] = [sys.executable, "-P", "-c", ASK_THE_HUB], hub.url
         process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr
-    dataset, streamed, none, learn, exam, large = map(json.loads, process.stdout.splitlines())
+    dataset, streamed, none, learn, exam, *others = map(json.loads, process.stdout.splitlines())
     assert dataset == [ROWS, ROWS[:1], [], {"train": "owner/sums, train", "valid": "owner/sums, validation"}, {}]
     assert streamed == [*dataset[:4], {"sums": ROWS[:1]}], "the same rows and order, mapped from a file"
     assert none[0]["setting"] == "data" and "has no dataset owner/none" in none[0]["sentence"]
     assert learn == [{"setting": "train_split", "sentence": "owner/sums has no split learn; it has train, validation."}]
     assert exam == [{"setting": "test_split", "sentence": "There is no split exam. owner/sums has train, validation."}]
-    assert large[0]["setting"] == "data" and "large" in large[0]["sentence"]
+    assert [(each[0]["setting"], each[0]["sentence"]) for each in others[:2]] == [
+        ("dataset_config", "The dataset owner/sums has no configuration large; it has default."),
+        ("dataset_config", "The dataset owner/two has several configurations: name one of a, b."),
+    ]
+    assert "JSON parse error" in others[2][0]["sentence"]
 
 
 def test_a_missing_column_is_named_with_the_existing_ones() -> None:
