@@ -66,8 +66,10 @@ def runs(
         return
     from backend.cli.display import new_console, new_table
 
-    table = new_table("run", "state", "step", "reward", "model", "tags")
-    table.columns[0].no_wrap = True
+    console, table = new_console(), new_table("run", "state", "step", "reward", "model", "tags")
+    for column in table.columns[console.width < 80 : 4]:
+        column.no_wrap = True
+    table.columns[0].min_width = 10
     for record in found:
         run = record.summary
         measure = "" if run.measure == "reward" else f"{MEASURES[run.measure]} "
@@ -78,7 +80,7 @@ def runs(
         model, tags = quote(path_text(run.model)), quote(" ".join(record.notes.tags))
         table.add_row(star + name, run.state, steps, reward, model, tags)
     nothing = "No run matches." if records else "There are no runs yet."
-    new_console().print(table if found else nothing)
+    console.print(table if found else nothing)
 
 
 @verb

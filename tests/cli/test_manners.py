@@ -37,6 +37,7 @@ from backend.trainer.trackers.targets import TRACKERS
 from backend.utils import places
 from backend.utils.places import demo_config, project_root
 from backend.utils.text import visible
+from tests.support import made_up_runs
 from tests.support.cases import cases
 from tests.support.verbs import VERBS, call, refused
 
@@ -160,6 +161,17 @@ def test_no_file_takes_the_place_of_a_closed_stream() -> None:
     code = "import os; from backend.cli import common; common.prepare_streams(); print(1); exit(os.open('/', 0) < 3)"
     program = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
     assert subprocess.run(program, cwd=project_root()).returncode == 0
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_the_state_of_a_run_stays_in_a_narrow_terminal(
+    columns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up_runs.make_run(tmp_path / "Qwen3-0.6B-lora-grpo-2026-11-22-101112", steps=4)
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = call("runs", "--runs-dir", tmp_path).stdout
+    assert "finished" in shown and "4/60" in shown
+    assert ("Qwen3-0.6B-lora-grpo-2026-11-22-101112" in shown) == (columns == "80")
 
 
 def test_a_line_of_progress_has_its_units_after_the_numbers() -> None:
