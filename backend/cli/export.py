@@ -63,7 +63,7 @@ def export(
     preview: Annotated[bool, typer.Option("--preview", help="For --to hub: show the files, and send nothing.")] = False,
     allow_code: AllowCode = False,
     runs_dir: RunsDir = None,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Progress and result, each a line of JSON.")] = False,
 ) -> None:
     """Export a run's model to LM Studio, Ollama, a folder or Hugging Face and verify it; or its settings for TRL."""
     report, chosen = _reporter(as_json), f"{quantize}bit" if quantize else format_ or DEFAULT_FORMAT

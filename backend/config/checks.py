@@ -282,8 +282,8 @@ RULES: tuple[Rule, ...] = (
     Rule("environment", "{found}").when(lambda c: openenv_fault(c.environment)),
     Rule("report_to", "{found}").when(lambda c: report_to_fault(c.report_to)),
     Rule("tracker_project", "{found}").when(lambda c: project_fault(c.tracker_project)),
-    Rule("lm_studio_name", "The LM Studio export name {found}.").when(lambda c: _unsafe(c.lm_studio_name)),
-    Rule("run_name", "The run folder name {found}.").when(lambda c: _unsafe(c.run_name)),
+    Rule("lm_studio_name", "The LM Studio export name {found}.").when(lambda c: name_fault(c.lm_studio_name)),
+    Rule("run_name", "The run folder name {found}.").when(lambda c: name_fault(c.run_name)),
     Rule(
         "output_schema", "Output can be constrained by a regex or by a schema, not by both; clear one of the two."
     ).when(lambda c: c.output_regex and c.output_schema),
@@ -303,7 +303,8 @@ def _first(sentences: Iterable[str]) -> str:
     return next(filter(None, sentences), "")
 
 
-def _unsafe(name: str) -> str:
+def name_fault(name: str) -> str:
+    """What keeps a text from naming a folder, as the rest of a sentence; "" for nothing."""
     if bad := sorted({char for char in name if char in '/\\:*?"<>|' or not char.isprintable()}):
         return f"may not contain {' '.join(map(repr, bad))}"
     if name.startswith(".") or name != name.strip() or len(name.encode(errors="surrogatepass")) > 120:

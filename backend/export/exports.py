@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from backend.config.checks import cross_setting_faults
+from backend.config.checks import name_fault
 from backend.config.config import Config, load
 from backend.runs.archive import raw_settings
 from backend.runs.run_folder import RunFolder
@@ -207,9 +207,9 @@ def safe_name(name: str) -> str:
     """Strip a name. Raises UserError if it cannot name a folder."""
     name = name.strip()
     if not name:
-        raise UserError("lm_studio_name", "Give the exported model a name.")
-    if faults := cross_setting_faults({"lm_studio_name": name}):
-        raise UserError(faults)
+        raise UserError("name", "Give the exported model a name.")
+    if found := name_fault(name):
+        raise UserError("name", f"The name of an export {found}.")
     return name
 
 

@@ -97,8 +97,9 @@ NAMES = ("..", "../x", "a/b", "/etc", "a\\b", "a\0b", ".hidden", "a\nb", "\udcff
 
 @cases("name", NAMES)
 def test_an_exports_name_cannot_leave_its_folder(name: str) -> None:
-    with pytest.raises(UserError):
+    with pytest.raises(UserError) as caught:
         safe_name(name)
+    assert caught.value.faults[0].setting == "name"
     assert name == "" or cross_setting_faults({"run_name": name}), "nor a run's"
 
 
