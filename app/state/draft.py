@@ -323,7 +323,7 @@ class Draft(QObject):
         found = [
             *config.problems(self._values),
             *(self._reward_problems() if "scoring" in step_parts(self._values) else ()),
-            *(self._tools_problems() if SETTINGS["tools_file"].fits_mode(self._values) else ()),
+            *self._tools_problems(),
             *source_faults(sound),
             *(quantization_problems(sound, object_or_empty(folder / "config.json")) if folder else ()),
             *hosts_problems(sound.hosts),

@@ -136,7 +136,7 @@ def _results(sweep: SweepFolder, _written: float) -> SweepResults | None:
 
 
 def _of_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: settings[key] for key in AGAINST_DEFAULTS if key in settings}
+    return {key: settings[key] for key in AGAINST_DEFAULTS if key in settings and SETTINGS[key].fits_mode(settings)}
 
 
 def _joined(data: str, settings: Mapping[str, Any], end: str = "") -> str:

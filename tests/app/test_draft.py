@@ -54,7 +54,9 @@ def test_a_broken_tools_file_is_a_problem(draft: Draft, tmp_path: Path):
     with_model_and_data(draft).set("tools_file", str(file))
     assert "tools.py" in sentences(draft, "tools_file")[0], "it is not there"
     file.write_text("def add(a: int")
-    assert "line 1" in sentences(draft, "tools_file")[0]
+    for mode in ("grpo", "sft"):  # which shows the tools in its prompts
+        draft.set("train_mode", mode)
+        assert "line 1" in sentences(draft, "tools_file")[0]
     file.write_text("def add(a: int): ...")
     assert not draft.problems()
 

@@ -258,3 +258,7 @@ def test_runs_are_named_by_what_differs(session: Session) -> None:
     clone.config.write_text("model: a\n")
     write_parent(clone, Parent("sums", first.path, 20, True, {"learning_rate": (1e-4, 3e-4)}))
     assert name_of(clone) == "sums · lr 3e-4 · from step 20"
+    other = RunFolder(places.runs_folder() / "m-full-sft-2026-01-02-030405")
+    other.path.mkdir()
+    other.config.write_text("model: a\ndata: chats.jsonl\ntrain_mode: sft\ntrain_type: full\nbeta: 0.3\n")
+    assert name_of(other) == "chats · full", "not by what its mode has no use for"
