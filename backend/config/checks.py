@@ -235,6 +235,17 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     Rule(
+        "rollout_quantization", "Weights that are trained as a whole are not quantised for rollouts; choose None."
+    ).when(lambda c: c.rollout_quantization != "none" and (c.train_type == "full" or c.modules_to_save)),
+    Rule("rollout_quantization", "Rollouts are quantised on one machine only; choose None.").when(
+        lambda c: c.rollout_quantization != "none" and c.hosts.strip()
+    ),
+    Rule(
+        "ratio_against",
+        "Quantised rollouts are corrected against the policy that sampled, but Ratio against is the reference model; "
+        "change one of the two.",
+    ).when(lambda c: c.rollout_quantization != "none" and c.ratio_against == "reference"),
+    Rule(
         "repetition_penalty",
         "A repetition penalty would punish the teacher of self-distillation for the solution that it "
         "reads; set it to 1, or Distillation weight to 0.",

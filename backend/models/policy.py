@@ -119,6 +119,9 @@ class Policy:
             raise ValueError("The saved weights do not belong to this model.")
         self.set_parameters(tree_map_with_path(lambda name, _: arrays[name], self.parameters()))
 
+    def follow(self) -> None:
+        """Take on the present adapters of the policy that this one samples for (see `QuantizedRollouts`)."""
+
     def gather_gradient(self, gradient: Any) -> Any:
         """Gradient for `parameters()` from that of the model's arrays (see `ShardedPolicy`)."""
         return gradient
@@ -157,6 +160,24 @@ class Policy:
         arrays = {name: x.astype(own[name].dtype) for name, x in arrays.items()}
         self.reference_model.load_weights(list(arrays.items()), strict=False)
         mx.eval(self.reference_model.parameters())
+
+
+class QuantizedRollouts(Policy):
+    """Samples for `learner`: its base in `rollout_quantization` bits, its adapters. Raises UserError."""
+
+    def __init__(self, learner: Policy, config: ModelSettings) -> None:
+        self.learner = learner
+        model = without_adapters(copy_sharing_arrays(learner.model))  # a model says by name what takes how many bits
+        model, model_config = quantized_as(model, learner.model_config, config, "rollout_quantization")
+        attach_adapters(model, config)
+        mx.eval(model.parameters())
+        super().__init__(model, learner.tokenizer, model_config, None)
+
+    def follow(self) -> None:
+        self.model.update(self.learner.model.trainable_parameters())
+
+    def images_of(self, problems: Iterable[Problem]) -> list[PromptImages | None]:
+        return self.learner.images_of(problems)
 
 
 @dataclass(frozen=True, slots=True)

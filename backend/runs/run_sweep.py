@@ -338,10 +338,10 @@ class MemberRun:
             with stops_as_exceptions(trainer, obey_signal):
                 return work(trainer) or Ending(TURN_OVER, trainer.state.step, "", 0)
 
-        rollout = trainer.parts.rollout if trainer.has_parts else None  # the end of a run drops its parts
+        samplers = trainer.parts.samplers if trainer.has_parts else []  # the end of a run drops its parts
         ending = ending_of(part, trainer)
-        if rollout is not None:
-            self.result.completions = self._completions_before + rollout.completions
+        if samplers:
+            self.result.completions = self._completions_before + sum(sampler.completions for sampler in samplers)
         self.result.step = trainer.state.step
         if ending.kind != TURN_OVER:
             self._end(ending)

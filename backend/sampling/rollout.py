@@ -153,6 +153,7 @@ class Sampler:
             for p in np.flatnonzero(is_new_P).tolist():
                 finished(group(p))
 
+        self.policy.follow()
         self.policy.model.eval()
         self.fused.refresh()
         try:

@@ -21,7 +21,7 @@ from backend.data.prompts import BackgroundTokenizer, PromptStream, TokenizedPro
 from backend.data.rows import Rows, data_seed
 from backend.engine import device
 from backend.engine.device import release_cached_buffers
-from backend.models.policy import Base, Policy, load_policy, load_teacher
+from backend.models.policy import Base, Policy, QuantizedRollouts, load_policy, load_teacher
 from backend.rewards.scorer import Scorer
 from backend.runs.checkpoint import arrays_of
 from backend.runs.saved_weights import Checkpoint, DamagedCheckpoint
@@ -103,7 +103,8 @@ def reason_of_end(step: int, config: Config, metrics: Mapping[str, float]) -> st
 @dataclass
 class StepContext:
     """The parts that compute a run's steps; `RunContext` adds the leader's. `steps`: the length of the run.
-    `waiting_learner`: the learner of the run's mode during a warm-up; `warmup_end`: the last step of a finished one."""
+    `waiting_learner`: the learner of the run's mode during a warm-up; `warmup_end`: the last step of a finished one.
+    `exact_rollout`: samples evaluations where `rollout` is quantised."""
 
     policy: Policy
     learner: Learner
@@ -113,6 +114,11 @@ class StepContext:
     steps: int
     waiting_learner: Learner | None = field(default=None, kw_only=True)
     warmup_end: int = field(default=0, kw_only=True)
+    exact_rollout: Sampler | None = field(default=None, kw_only=True)
+
+    @property
+    def samplers(self) -> list[Sampler]:
+        return [self.rollout, *([self.exact_rollout] if self.exact_rollout else [])]
 
     def steps_of(self, config: Config) -> int:
         return self.steps if config.epochs or config.stages else config.iters
@@ -123,7 +129,8 @@ class StepContext:
         self.scoring.change(config, self.steps_of(config))
         self.steps = self.scoring.steps
         self.sampling = Sampling.of(config)
-        self.rollout.max_tokens = config.max_completion_length
+        for sampler in self.samplers:
+            sampler.max_tokens = config.max_completion_length
         self.change_learners(config, keys)
 
     def change_learners(self, config: Config, keys: Collection[str] = ()) -> None:
@@ -201,7 +208,8 @@ class RunContext(StepContext):
         return {"ranks": 1}
 
     def new_notes(self) -> list[str]:
-        return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes(), *self.scoring.new_notes()]
+        of_samplers = [note for sampler in self.samplers for note in sampler.new_notes()]
+        return [*self.background_tokenizer.new_notes(), *of_samplers, *self.scoring.new_notes()]
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
         super().change(config, keys, step)
@@ -362,7 +370,7 @@ class RunContext(StepContext):
     ) -> list[Group]:
         finished = self.scoring.finished(step)
         return scored_groups(
-            self.rollout,
+            self.samplers[-1],
             problems,
             lambda groups, poll: self.scoring.score(groups, step, self.prompt_stream.epoch, poll),
             sampling=self.sampling,
@@ -450,8 +458,11 @@ def step_parts(
     tokens, up to `images` of them of images. The rest is as in `load_context`. Raises UserError."""
     scoring = ScoringStages(config, scorer, steps)
     limits = plan_limits(plan_memory(config, policy, longest_prompts, note, stages, images), most)
-    learner, rollout = (engine or Engine()).build(policy, config, scoring.steps, *limits)
-    rollout.tools = Tools.of(config, tools, policy.tokenizer)
+    learner, sampler = (engine or Engine()).build(policy, config, scoring.steps, *limits)
+    sampler.tools, rollout, exact_rollout = Tools.of(config, tools, policy.tokenizer), sampler, None
+    if config.rollout_quantization != "none":
+        exact_rollout, coarse = sampler, QuantizedRollouts(policy, config)
+        rollout = Sampler(coarse, config.max_completion_length, stop=config.stop, tools=sampler.tools, **limits[1])
     rollout.speculation = speculation_of(config, policy, rollout, note)
     waiting = None
     if config.warms_up:  # an optimizer's state takes no memory before its first update
@@ -461,6 +472,7 @@ def step_parts(
         "learner": learner,
         "waiting_learner": waiting,
         "rollout": rollout,
+        "exact_rollout": exact_rollout,
         "scoring": scoring,
         "sampling": Sampling.of(config),
         "steps": scoring.steps,

@@ -345,11 +345,14 @@ def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
             "Output is held to a grammar: each completion's term is multiplied by the policy's own probability "
             "of keeping to it (Sampling correction: Automatic)."
         )
-    if dtype == mx.float32 or config.ratio_against == "reference":
+    bits, kind = config.rollout_quantization, str(dtype).removeprefix("mlx.core.")
+    if bits != "none":
+        why = f"Completions are sampled in {bits} bits, and learned in {kind}"
+    elif dtype == mx.float32 or config.ratio_against == "reference":
         return "none", ""
-    kind = str(dtype).removeprefix("mlx.core.")
+    else:
+        why = f"The model computes in {kind}, where sampler and learner round differently"
     return "token_truncate", (
-        f"The model computes in {kind}, where sampler and learner round differently: each token's term is "
-        "multiplied by the ratio of their probabilities before filters, within the limits (Sampling correction: "
-        "Automatic)."
+        f"{why}: each token's term is multiplied by the ratio of their probabilities before filters, within the limits "
+        "(Sampling correction: Automatic)."
     )

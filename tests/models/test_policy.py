@@ -21,7 +21,7 @@ from backend.export.writer import adapter_config, save_model
 from backend.models import policy as policy_module
 from backend.models.architectures import UNTRAINABLE
 from backend.models.loading import check_opens
-from backend.models.policy import Policy, load_policy
+from backend.models.policy import Policy, QuantizedRollouts, load_policy
 from backend.models.sharded_policy import check_divides, sharding_refusal
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
@@ -201,6 +201,27 @@ def test_quantised_bases(models: Path, capsys: pytest.CaptureFixture[str], train
     assert capsys.readouterr().out == "", "stdout may carry the event log"
 
 
+@pytest.mark.parametrize(
+    ("arch", "dtype", "train_type", "bits"),
+    [("qwen3", "bfloat16", "lora", "4"), ("qwen3", "bfloat16", "dora", "8"), ("qwen3_moe", "float32", "lora", "4")],
+)
+def test_quantised_rollouts_are_the_quantised_base_with_the_present_adapters(
+    models: Path, arch: str, dtype: str, train_type: str, bits: str
+) -> None:
+    folder = folder_of(models, arch, hidden=64, dtype=dtype)
+    config = config_of(folder, train_type=train_type, rollout_quantization=bits)
+    learner = load_policy(config)
+    rollouts, start = QuantizedRollouts(learner, config), learner.model(TOKENS)
+    update(learner)
+    rollouts.follow()
+    expected = load_policy(config_of(folder, train_type=train_type, quantization=bits))
+    expected.assign(learner.trainable())
+    assert mx.array_equal(rollouts.model(TOKENS), expected.model(TOKENS))
+    assert not policy_module.is_quantised(learner.model)
+    exact = load_policy(config_of(folder, train_type=train_type))
+    assert mx.array_equal(exact.model(TOKENS), start)
+
+
 @pytest.mark.usefixtures("as_on_a_cpu")
 @pytest.mark.parametrize("how", [{"bits": 4}, {"bits": 8}, {"arch": "qwen3_moe", "bits": 4}], ids=str)
 def test_on_a_cpu_float32_expands_quantised_weights_exactly(models: Path, how: dict[str, Any]) -> None:
@@ -222,6 +243,10 @@ def test_on_a_cpu_float32_expands_quantised_weights_exactly(models: Path, how: d
 def test_quantising_a_model_that_cannot_be_quantised_is_refused(models: Path) -> None:
     quantised = folder_of(models, hidden=64, bits=4)
     assert "quantised already" in refused("quantization", model=quantised, quantization="4")
+    config = config_of(quantised, rollout_quantization="4")
+    with pytest.raises(UserError, match="quantised already") as caught:
+        QuantizedRollouts(load_policy(config), config)
+    assert caught.value.faults[0].setting == "rollout_quantization"
     assert "LoRA" in refused("train_type", model=quantised, train_type="full", beta=0)
     # No layer of a 32-wide model has groups of 64: it was once trained unquantised without a message.
     narrow = random_models.tiny_model(models / "narrow", "qwen3_moe")

@@ -17,7 +17,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from backend.config.config import SETTINGS, Config, parse
-from backend.models.policy import Policy, load_policy, load_teacher
+from backend.models.policy import Policy, QuantizedRollouts, load_policy, load_teacher
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
@@ -132,7 +132,8 @@ def peaks(case: Case, folder: Path) -> tuple[estimate.Estimate, int, int]:
     trained = build_learner(policy, config, 100, **plan_limits(plan)[0])
     mx.eval(policy.model.state, trained.optimizer.state)
     learnt = learning_peak(case, trained)  # first: it may give the reference weights of its own
-    return estimated, sampling_peak(case, config, policy, plan_limits(plan)[1]) - elsewhere, learnt - elsewhere
+    sampled = QuantizedRollouts(policy, config) if config.rollout_quantization != "none" else policy
+    return estimated, sampling_peak(case, config, sampled, plan_limits(plan)[1]) - elsewhere, learnt - elsewhere
 
 
 def sampling_peak(case: Case, config: Config, policy: Policy, limits: dict[str, Any]) -> int:
@@ -195,6 +196,7 @@ CASES = (
     Case("bf16", {"dtype": "bfloat16", "layers": 3}, group=4, completion=64),
     Case("4 bits", {"bits": 4, "layers": 3}, group=4, completion=64),
     Case("Qwen3-0.6B, 4 layers", QWEN | {"dtype": "bfloat16"}, {"dtype": "float32", "beta": 0.1}, completion=32),
+    Case("rollouts in 4 bits", {"dtype": "bfloat16", "layers": 3, "vocab_size": 4096}, {"rollout_quantization": "4"}),
     Case("4 bits, expanded", {"bits": 4, "layers": 3}, {"dtype": "float32"}, group=4, completion=64),
     Case("4 bits, small", {"bits": 4, "layers": 2}, group=4, prompt=32, completion=48),
     Case("self-distillation, long feedback", {}, FEEDBACK, group=4, prompt=16, completion=32),

@@ -293,6 +293,26 @@ def test_bfloat16_resumes_to_the_last_bit(inputs: Path, run: RunFolder, tmp_path
     assert_same_run(run, whole)
 
 
+def test_quantised_rollouts(run: RunFolder, tmp_path: Path) -> None:
+    """They learn what the exact policy makes of their completions, evaluate it, and resume to the last bit."""
+    tiny_model(tmp_path / "model", hidden=64, layers=1)
+    small_run.write_rows(tmp_path / "rows.jsonl")
+    how = {"top_p": 1.0, "top_k": 0, "learning_rate": 0.05, "validation_split": 0.25, "steps_per_eval": 2}
+    raw = small_run.settings_for(tmp_path, iters=3, **how) | small_run.low_half(tmp_path)
+    exact = small_run.trained(raw, RunFolder(tmp_path / "exact"))
+    quantised = raw | {"rollout_quantization": "4"}
+    whole = small_run.trained(quantised, RunFolder(tmp_path / "whole"))
+    assert len({events(folder, "eval")[0]["metrics"]["reward"] for folder in (exact, whole)}) == 1
+    first, coarse = (events(folder, "step")[0]["metrics"] for folder in (exact, whole))
+    assert first["sampling/logp_gap/mean"] < 1e-5 < 1e-3 < coarse["sampling/logp_gap/mean"]
+    assert coarse["sampling/importance_sampling_ratio/min"] < 0.999 < first["sampling/importance_sampling_ratio/min"]
+    gap = events(whole, "step")[-1]["metrics"]["sampling/logp_gap/mean"]
+    assert gap < 0.5, "it samples with the present adapters"
+    assert any("sampled in 4 bits, and learned in float32" in event["sentence"] for event in events(whole, "note"))
+    train_with_stops(quantised, run, 1)
+    assert_same_run(run, whole)
+
+
 def test_a_resumed_run_computes_in_the_type_that_it_began_with(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,17 @@ class GrpoFields(BaseModel):
     draft_model_path: str = _sampling("", "Draft model", kind="model", when=("use_speculative_decoding", (True,)))
     """Small model with the same tokenizer that drafts. Empty: what followed the same words in the prompt and in its
     other completions."""
+    rollout_quantization: str = _sampling(
+        "none",
+        "Rollout quantization",
+        choices=[
+            ("none", "None", "Sample from the model as it is trained."),
+            ("8", "8-bit", "Half the bytes of 16 bits, nearly the same probabilities."),
+            ("4", "4-bit", "A quarter of the bytes, and a gap that the sampling correction has to weigh."),
+        ],
+    )
+    """Samples from a copy of the base in fewer bits, with the same adapters: a token reads fewer bytes. Learning and
+    evaluations keep the exact model; Sampling correction weighs the difference."""
     epsilon: float = _policy(1e-4, "Epsilon", between=(0, 1))
     """Clip range below 1: how far the ratio may fall."""
     epsilon_high: float | None = _policy(None, "Epsilon high", above=(0, 1_000_000))

@@ -378,11 +378,12 @@ def not_a_number(recent: Recent, rule: Rule) -> Finding | None:
 
 @mean_rule
 def sampler_differs(recent: Recent, rule: Rule, gap: float) -> Finding:
+    finer = {"4": {"rollout_quantization": "8"}, "8": {"rollout_quantization": "none"}}
     return rule.finding(
         gap,
         f"“Sampler and learner” differ by {gap:.2g} nats a token in the log-probability of the same token, "
         f"{OVER_WINDOW} (above {rule.threshold:.2g} the model's numbers are too coarse).",
-        {"dtype": "float32"},
+        finer.get(recent.setting("rollout_quantization"), {"dtype": "float32"}),
     )
 
 

@@ -190,6 +190,7 @@ class MemoryModel:
             "reference": reference,
             "teacher": self.teacher.weights() if self.teacher else 0,
             "draft model": self.draft.weights() if self.draft else 0,
+            "rollout weights": self._packed(self.config.rollout_quantization),
             "vision": vision,
             "reward models": sum(scorer.weights() for scorer, _ in self.scorers),
         }
@@ -199,7 +200,6 @@ class MemoryModel:
     def weights(self) -> int:
         """The weights as trained: in the type that the settings give, quantised after loading if they say so. Under
         full fine-tuning float32, and beside it the 16-bit copies that the model computes with."""
-        quantization = QUANTIZED.get(self.config.quantization)
         if self.shape.quantised and not self.quantised:
             stored = sum(linear.bytes for linear in self.shape.matrices)
             rest = (self.shape.weights - stored) * FLOAT_BYTES // self.shape.width
@@ -210,9 +210,13 @@ class MemoryModel:
             return self.shape.weights + scales * (self.weight_width - self.shape.width)
         if self.full:
             return self.trainable() + (0 if self.width == FLOAT_BYTES else self._in_floats(self.width))
-        if quantization is None or not self.quantised:
-            return self._in_floats(self.weight_width)
-        bits, group, mode = quantization
+        return (self._packed(self.config.quantization) if self.quantised else 0) or self._in_floats(self.weight_width)
+
+    def _packed(self, quantization: str) -> int:
+        """The weights in the bits of a setting such as `quantization`; 0 for none."""
+        if quantization not in QUANTIZED:
+            return 0
+        bits, group, mode = QUANTIZED[quantization]
         # mlx-lm leaves a matrix in float whose input size is no multiple of the group size.
         fitting = sum(linear.numbers for linear in self.shape.matrices if linear.inputs % group == 0)
         saved = self.weight_width - packed_width(bits, group, mode, self.weight_width)
@@ -507,7 +511,8 @@ class MemoryModel:
 
 
 def row_costs_of(config: Config, shape: ModelShape, *, gpu: bool) -> RowCosts:
-    return row_costs(gpu, shape.quantised or config.quantization != "none", chip())
+    is_packed = shape.quantised or {config.quantization, config.rollout_quantization} != {"none"}
+    return row_costs(gpu, is_packed, chip())
 
 
 CHAT_PROCESS_BYTES = 250_000_000
