@@ -53,7 +53,6 @@ from backend.training.not_finite import check_sampled, check_scores
 from backend.training.optimizers import SETTINGS_DECIDE, OwnUpdates
 from backend.training.self_distillation import add_teacher_prompts
 from backend.types import Group, Problem
-from backend.utils.errors import UserError
 
 Note = Callable[[str], None]  # takes a sentence for the user
 CollectMetrics = tuple[dict[str, float], dict[str, float]]
@@ -528,12 +527,6 @@ def load_context(
         if each.stage:
             of_stages.append(made)
     training = of_stages[0] if config.stages else prompts["train"]
-    for settings in stages if any(problem.images for problem in training.first(1)) else ():
-        reads_text = "reads the prompts as text, and these have pictures"
-        if settings.train_mode == "distill":
-            raise UserError("train_mode", f"The teacher {reads_text}; choose GRPO.")
-        if settings.self_distillation_weight:
-            raise UserError("self_distillation_weight", f"The teacher of self-distillation {reads_text}; set it to 0.")
     steps = -(-config.epochs * training.fitting // config.prompts_per_step) if counts_rows else config.iters
     if isinstance(training, RecordedRows):
         config, sentence = off_policy(config, steps * config.prompts_per_step / len(training))

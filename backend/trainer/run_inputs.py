@@ -9,8 +9,9 @@ from typing import Any
 
 from backend.config.config import Config
 from backend.config.stages import fault_of_stage, stage_rows
+from backend.data.images import with_paths
 from backend.data.labels import check_labels
-from backend.data.problems import PromptFormat, check_prompts, problem_of
+from backend.data.problems import PromptFormat, check_prompts, messages_of, problem_of
 from backend.data.prompts import TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, read_splits, row_name
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
@@ -18,7 +19,7 @@ from backend.runs.checkpoint import check_metric
 from backend.sampling.conversations import common_prefix
 from backend.tools.host import NO_TOOLS, ToolHost, ToolSchemas
 from backend.tools.load import load_tools
-from backend.types import Completion, Group, Problem
+from backend.types import Completion, Group, Problem, image_parts
 from backend.utils.errors import UserError
 
 COLUMN = "recorded"  # of rows with recorded completions (`backend.endpoint.sessions`), which are trained on
@@ -162,9 +163,12 @@ class PromptSet:
         return PromptFormat.of(self.config, self.tools, labelled=self.config.learns_labels)
 
     @property
+    def is_trained(self) -> bool:
+        return self.name == "train" or self.stage > 0
+
+    @property
     def is_recorded(self) -> bool:
-        is_trained = self.name == "train" or self.stage > 0
-        return is_trained and not self.format.labelled and bool(self.rows) and COLUMN in self.rows[0]
+        return self.is_trained and not self.format.labelled and bool(self.rows) and COLUMN in self.rows[0]
 
     def check(self, tokenizer: Any = None) -> None:
         """Raises UserError for missing columns and, with a tokenizer, where no prompt fits or a label is missing."""
@@ -174,6 +178,8 @@ class PromptSet:
         with self._naming_errors():
             if faults := check_columns(self.rows, config, self.source):
                 raise UserError(faults)
+            if self.is_trained and (config.train_mode == "distill" or config.self_distillation_weight):
+                self._check_has_no_pictures()
             if self.is_recorded:
                 check_recorded(self.rows, config, self.source)
             elif tokenizer is not None and not self.format.labelled:
@@ -181,6 +187,13 @@ class PromptSet:
             if tokenizer is not None and config.reads_labels:
                 labelled = PromptFormat.of(config, self.tools, labelled=True)
                 check_labels(self.rows, tokenizer, labelled, self.source)
+
+    def _check_has_no_pictures(self) -> None:
+        is_distill = self.config.train_mode == "distill"
+        setting, way_out = ("train_mode", "choose GRPO") if is_distill else ("distillation_weight", "set it to 0")
+        for where, row in ((row_name(index, self.source), row) for index, row in enumerate(self.rows)):
+            if image_parts(messages_of(with_paths(row, self.source, where), self.format, where)):
+                raise UserError(setting, f"The teacher reads prompts as text, and {where} has pictures; {way_out}.")
 
     def tokenize(self, tokenizer: Any, make: Callable[..., TokenizedPrompts], *, all_rows: bool) -> TokenizedPrompts:
         """The prompts, by `make(rows, tokenizer, format, source)`; the first rows are tokenised. Raises UserError."""

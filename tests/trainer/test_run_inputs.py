@@ -263,6 +263,19 @@ def settings_with_pictures(folder: Path, **changes: Any) -> dict[str, Any]:
     return QUICK | where | many | low_half(folder) | changes
 
 
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [({"train_mode": "distill"}, "train_mode"), ({"distillation_weight": 0.5}, "distillation_weight")],
+)
+def test_a_teacher_does_not_see_pictures(tmp_path: Path, settings: dict[str, Any], setting: str) -> None:
+    """Nor those of a later row; before the run, and naming a setting that there is."""
+    raw = settings_with_pictures(tmp_path, teacher_model=str(tmp_path / "model"), **settings)
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "rows.jsonl").write_text("".join(reversed(lines)))
+    (fault,) = check(raw)
+    assert fault.setting == setting and "row 2 of" in fault.sentence and "has pictures" in fault.sentence
+
+
 def test_the_tower_sees_each_picture_once_a_step_and_a_run_resumes(tmp_path: Path, monkeypatch: Any) -> None:
     from mlx_vlm.models.qwen3_vl import VisionModel
 
