@@ -30,7 +30,7 @@ from backend.config.config import load, read
 from backend.config.other_programs.translation import translate
 from backend.jobs.job_file import read_job
 from backend.rewards.allowed_code import require_allowed
-from backend.runs.events import check_format, has_finished
+from backend.runs.events import check_format, has_finished, is_paused
 from backend.runs.run_folder import RunFolder, find_run, hold_lock
 from backend.runs.saved_weights import find_checkpoint
 from backend.runs.sweep_results import find_sweep
@@ -87,9 +87,10 @@ def resume(
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
-    """Resume from the newest complete checkpoint, or start over without one. --set iters=N extends a finished run.
+    """Resume from the newest complete checkpoint, or start over without one; let a paused run go on.
 
-    --step goes back to an earlier checkpoint; to keep both, clone the run at that step. Also resumes sweeps.
+    --set iters=N extends a finished run. --step goes back to an earlier checkpoint; to keep both, clone the run at that
+    step. Also resumes sweeps.
     """
     if find_sweep(run, runs_dir) is not None:
         if hosts or changes or step is not None:
@@ -104,6 +105,9 @@ def resume(
         lock = hold_lock(folder)
         folder.control.unlink(missing_ok=True)  # of a process that is no more
         return follow_and_exit(folder, load(folder.config), lock, stream, progress)
+    if is_paused(folder) and not (changes or hosts) and step is None:
+        folder.say("resume")
+        return tell(f"The run {folder.name} goes on.")
     is_over = has_finished(folder) and step is None
     if is_over and not changes:
         more = " More steps: --set iters=N." if folder.checkpoints.is_dir() else ""  # a replay has none

@@ -304,6 +304,11 @@ def has_finished(run: RunFolder) -> bool:
     return last_event(run).get("kind") == "finished"
 
 
+def is_paused(run: RunFolder) -> bool:
+    phases = [event["phase"] for event in event_ends(run.events) if event["kind"] == "phase"]
+    return run.is_locked() and phases[-1:] == ["paused"]
+
+
 def step_of_end(run: RunFolder) -> int | None:
     """The step whose weights a finished run has left, where that is not its last (`load_best_at_end`)."""
     last = last_event(run)

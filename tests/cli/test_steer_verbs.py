@@ -68,7 +68,7 @@ def test_change_tells_from_which_step_it_holds(
     with monkeypatch.context() as patch:
         each_of_several_changes_at_once_gets_its_own_answer(patch)
     assert len(read_changes(run)) == 7
-    run.say("resume")
+    assert run_ok("resume", "mine").stdout == "The run mine goes on.\n"
     assert child.wait(20) == 0
     require_finished(step + 3)
     said = refused("change", "mine", "beta=0.1")
