@@ -62,5 +62,5 @@ def _own(config: Config) -> Config:
     own: dict[str, Any] = {"skip_zero_signal": False}  # a row without a policy gradient still learns from the teacher
     if not config.learns_from_rewards:
         own |= {"beta": 0.0, "ratio_against": "old", "top_entropy_quantile": 1.0}
-        own |= {"entropy_coef": 0.0, "entropy_adaptive": False}
+        own |= {"entropy_coef": 0.0, "entropy_adaptive": False, "sampling_correction": "none"}
     return config.model_copy(update=own)

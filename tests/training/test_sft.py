@@ -240,6 +240,13 @@ def test_the_teacher_s_logits_never_exist_at_once(tmp_path: Path) -> None:
     assert mx.get_peak_memory() - before < 0.5 * whole
 
 
+def test_without_rewards_there_is_no_term_to_correct(model: Path, teacher: Path) -> None:
+    """A note says of each correction that it multiplies the policy term."""
+    for settings, count in (({}, 0), ({"distillation_weight": 0.5, "reward_functions": ["r1_int"]}, 1)):
+        config = distill_config_of(model, teacher, rollout_quantization="8", **settings)
+        assert len(build_learner(policy_of(config), config, 1).algorithm.notes) == count
+
+
 def run_settings(folder: Path, teacher: Path, **changes: Any) -> dict[str, Any]:
     raw = settings_for(folder, train_mode="distill", teacher_model=str(teacher), group_size=1, batch_size=2, **changes)
     raw |= {"validation_split": 0.25, "steps_per_eval": 2, "iters": 4, "learning_rate": 1e-2}
