@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.pages.monitor.monitor_page import MonitorPage, changes
-from app.pages.monitor.panels import HealthCards, MetricTile
+from app.pages.monitor.panels import HealthCards, LogView, MetricTile
 from app.pages.runs.run_table import RunModel
 from app.state.charts import CHARTS, curves_of
 from app.state.guide import place_of_rule
@@ -77,6 +77,16 @@ def plot(page: MonitorPage, title: str):
 
 def button_texts(page: MonitorPage) -> list[str]:
     return [button.text() for button in page.verdict.buttons]
+
+
+def test_a_log_shows_the_beginning_of_long_lines(qtbot, tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text(f"{'a' * 900}\n{'b' * 400}\n")
+    view = LogView()
+    view.follow(tmp_path / "log.txt")
+    qtbot.show(view, 600, 300)
+    view.unfold()
+    QTest.qWait(20)
+    assert view.text.horizontalScrollBar().maximum() > 0 == view.text.horizontalScrollBar().value()
 
 
 def test_every_metric_of_the_event_log_has_a_chart_of_its_own() -> None:

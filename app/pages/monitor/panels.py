@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QFont, QGuiApplication, QHideEvent, QPaintEvent, QResizeEvent, QShowEvent
+from PySide6.QtGui import QFont, QGuiApplication, QHideEvent, QPaintEvent, QResizeEvent, QShowEvent, QTextCursor
 from PySide6.QtWidgets import QBoxLayout, QFrame, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
@@ -196,7 +196,10 @@ class LogView(QFrame):
         if lines:
             bar = self.text.verticalScrollBar()
             at_end = bar.value() >= bar.maximum() - 4  # a user who has scrolled up is reading, and must not be moved
+            is_first = self.text.document().isEmpty()
             self.text.appendPlainText("\n".join(lines))
+            if is_first:  # Qt shows the cursor, which is at the end of a line that may be long
+                self.text.moveCursor(QTextCursor.MoveOperation.StartOfLine)
             if at_end:
                 bar.setValue(bar.maximum())
         self._newest = next((line for line in (partial, *reversed(lines)) if line.strip()), self._newest)
