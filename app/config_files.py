@@ -17,7 +17,7 @@ from app.state.presets import presets
 from app.state.processes import ProcessOutcome, VerbProcess
 from app.state.run_starter import START
 from app.state.session import FORM
-from app.widgets.basic.dialogs import ask, open_file, open_folder, save_file
+from app.widgets.basic.dialogs import SAVING, ask, open_file, open_folder, save_file
 from app.widgets.job_dialog import JobDialog
 from app.widgets.menu_dialogs import PresetPanel
 from backend.config.config import Config, dump
@@ -145,5 +145,4 @@ class ConfigFiles(QObject):
         return open_folder(self._window, "export", "Folder to put the folder for TRL into")
 
     def ask_about_edits(self) -> str:
-        answers = {"save": "Save", "discard": "Do not save", "cancel": "Cancel"}
-        return ask(self._window, "Save the changes to this config?", "They are lost otherwise.", answers)
+        return ask(self._window, "Save the changes to this config?", "They are lost otherwise.", SAVING)

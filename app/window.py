@@ -435,7 +435,8 @@ class Window(QMainWindow):
         return answer != "cancel"
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        if not self.leave_training():
+        rewards = self.pages.get("rewards")
+        if not (rewards is None or rewards.panel.may_leave()) or not self.leave_training():
             event.ignore()
             return
         self.session.draft.flush()  # the timer of the autosave would not fire any more

@@ -17,7 +17,7 @@ from app import theme
 from app.state.messages import problems_to
 from app.state.reward_bench import RewardBench
 from app.widgets.basic.controls import ProseEdit
-from app.widgets.basic.dialogs import Dialog, ask, save_file
+from app.widgets.basic.dialogs import SAVING, Dialog, ask, save_file
 from app.widgets.basic.labels import button, label, show_text
 from app.widgets.basic.layout import column, configure, connect, holder, row, splitter
 from app.widgets.basic.number_format import counted, figure
@@ -38,7 +38,6 @@ NEEDS = {
 HINT = (
     "Choices stand from worst to best and are worth 0 to 1 in even steps. Without criteria the judge gives one score."
 )
-CLOSING = {"save": "Save", "discard": "Discard", "keep": "Keep editing"}
 
 
 class CriteriaModel(TextsModel):
@@ -219,7 +218,7 @@ class RubricEditor(Dialog):
 
     def reject(self) -> None:
         is_edited = self._state() != self._before
-        answer = ask(self, "Save the changes to the rubric?", "", CLOSING) if is_edited else "discard"
+        answer = ask(self, "Save the changes to the rubric?", "", SAVING) if is_edited else "discard"
         if answer == "save":
             self.save_rubric()
         elif answer == "discard":

@@ -23,6 +23,7 @@ from app.state.draft import Draft
 from app.state.processes import Service
 from app.state.session import Session
 from app.widgets.basic.dialogs import TextDialog
+from app.window import Window
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from tests.support import small_run
 from tests.support.windows import table_texts
@@ -89,6 +90,33 @@ def edit(page: RewardsPage, before: str, after: str) -> None:
 
 def rewards(page: RewardsPage) -> list[float]:
     return [item["reward"] for line in page.bench.groups for item in line["completions"]]
+
+
+def test_edits_of_the_file_are_lost_only_if_the_user_says_so(
+    page: RewardsPage, user_file: Path, window: Window, monkeypatch
+) -> None:
+    (other := user_file.with_name("other.py")).write_text(MINE)
+    asked: list[str] = []
+
+    def answering(answer: str) -> None:
+        monkeypatch.setattr(reward_file, "ask", lambda *what: asked.append(what[1]) or answer)
+
+    answering("cancel")
+    page.panel.editor.setPlainText(f"{MINE}# edited")
+    page.panel.editor.document().setModified(True)
+    window.page_stack.pages["rewards"] = page
+    window.show()
+    assert not window.close() and window.isVisible()
+    page.draft.set("reward_functions_file", str(other))
+    assert page.panel.is_edited and page.panel.file == user_file
+    answering("save")
+    assert window.close() and user_file.read_text() == f"{MINE}# edited"
+    page.draft.changed.emit("")
+    assert page.panel.file == other and asked == ["Save the changes to mine.py?"] * 3
+    page.panel.editor.document().setModified(True)
+    answering("discard")
+    page.draft.set("reward_functions_file", str(user_file))
+    assert page.panel.file == user_file and other.read_text() == MINE
 
 
 def test_no_finding_is_cut(page: RewardsPage) -> None:

@@ -32,7 +32,7 @@ from app import theme
 from app.state.messages import problems_to
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.dialogs import open_file, save_file, show_details
+from app.widgets.basic.dialogs import SAVING, ask, open_file, save_file, show_details
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
 from app.widgets.basic.layout import column, configure, holder, row, stack
 from backend.rewards.allowed_code import Rights, read_code
@@ -314,9 +314,16 @@ class RewardFilePanel(QFrame):
     def is_edited(self) -> bool:
         return self._stack.currentIndex() == 1 and self.editor.document().isModified()
 
+    def may_leave(self) -> bool:
+        """Ask what becomes of edits; False if they stay in the editor."""
+        if self.file is None or not self.is_edited:
+            return True
+        answer = ask(self.window(), f"Save the changes to {self.file.name}?", "They are lost otherwise.", SAVING)
+        return self._write(self.file) if answer == "save" else answer == "discard"
+
     def open(self) -> None:
         path = self.bench.reward_file
-        if path == self.file and path is not None:
+        if (path == self.file and path is not None) or not self.may_leave():
             return
         if self._watcher.files():
             self._watcher.removePaths(self._watcher.files())
@@ -361,12 +368,15 @@ class RewardFilePanel(QFrame):
         return False
 
     def save_file(self) -> None:
-        path, consent = self.file, self.session.consent
-        if path is None:
-            return
+        if self.file is not None and self._write(self.file):
+            self.draft.changed.emit(SETTING)  # its functions may have changed
+            self.bench.score()
+
+    def _write(self, path: Path) -> bool:
+        consent = self.session.consent
         if not self._matches_disk() and self.reload.isHidden():
             self._say(f"{path.name} was changed by another program. Save again to overwrite it.", reload=True)
-            return
+            return False
         rights, text = None, self.editor.toPlainText()
         with suppress(UserError):
             rights = consent.code.rights(read_code(path.resolve()))
@@ -378,8 +388,8 @@ class RewardFilePanel(QFrame):
                 consent.allow(read_code(path.resolve()), rights)
             self._say("")
             self.editor.document().setModified(False)
-            self.draft.changed.emit(SETTING)  # its functions may have changed
-            self.bench.score()
+            return True
+        return False
 
     def _check_disk(self) -> None:
         if self.file is None or not self.file.exists():

@@ -108,6 +108,10 @@ def open_link(link: str) -> bool:
     return QDesktopServices.openUrl(QUrl(link))
 
 
+SAVING = {"save": "Save", "discard": "Do not save", "cancel": "Cancel"}
+"""Answers to the question what becomes of edits."""
+
+
 def ask(parent: QWidget, question: str, detail: str, answers: Mapping[str, str]) -> str:
     box = QuestionBox(parent, question, detail, answers)
     box.exec()
