@@ -40,10 +40,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def measure(changes: dict[str, Any], seed: int) -> dict[str, float]:
     """One run of the demo with `changes`."""
-    from backend.config.config import parse, read
+    from backend.config.config import dump, parse, read
     from backend.demo import test_accuracy
     from backend.runs.run_folder import make_run_folder
     from backend.trainer.run_process import train
+    from backend.utils.disk import replace_file
     from backend.utils.places import demo_config
 
     config = parse(read(demo_config()) | changes | {"seed": seed, "fuse": False})
@@ -55,6 +56,7 @@ def measure(changes: dict[str, Any], seed: int) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         run = make_run_folder("learning", Path(folder))
+        replace_file(run.config, dump(config))
         began = time.monotonic()
         ending = train(config, run, command="bench.learning", echo=collect)
         seconds = time.monotonic() - began
