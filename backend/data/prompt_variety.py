@@ -73,9 +73,7 @@ def near_repeats(texts: Sequence[Words]) -> int:
 
 def _shingles(words: Words) -> set[int]:
     """Runs of SHINGLE words as 64-bit hashes; a shorter text is one shingle."""
-    if len(words) < SHINGLE:
-        return {hash(words)}
-    return set(map(hash, zip(*(words[start:] for start in range(SHINGLE)), strict=False)))
+    return set(map(hash, zip(*(words[start:] for start in range(SHINGLE)), strict=False))) or {hash(words)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,12 +296,11 @@ def find_splits(
         raise
     except Exception as error:  # `datasets` raises anything at all for rows that it cannot read
         if found := _CONFIGURATIONS.search(str(error)):
-            lacks = "several configurations: name one of"
-            if config_name:
-                lacks = f"no configuration {quote(config_name, 40)}; it has"
             listed = quote(found[1].replace("'", ""), 90)
             where = "dataset_config" if setting == "data" else setting
-            raise UserError(where, f"The dataset {quote(name, 50)} has {lacks} {listed}.") from error
+            raise UserError(
+                where, f"The dataset {quote(name, 50)} needs one of its configurations: {listed}."
+            ) from error
         if isinstance(error, DatasetGenerationError):
             error = error.__cause__ or error  # which names the row
         there = f"There is no file or folder {quote(name, 50)}, and Hugging Face's dataset of that name"

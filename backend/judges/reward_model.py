@@ -231,14 +231,10 @@ def reward_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
                 for layer in self.model.layers:
                     layer.mlp.__class__ = GemmaMLP
             embedding = found.get(EMBEDDING)
-            if (
-                model_type(config) in ("gemma3", "gemma3_text")
-                and embedding is not None
-                and embedding.dtype != mx.bfloat16
-            ):
-                scale = (
-                    self.score.weight.shape[1] ** 0.5
-                )  # mlx-lm rounds it to bfloat16, transformers to the weights' type
+            is_gemma3 = model_type(config) in ("gemma3", "gemma3_text")
+            if is_gemma3 and embedding is not None and embedding.dtype != mx.bfloat16:
+                # mlx-lm rounds it to bfloat16, transformers to the weights' type
+                scale = self.score.weight.shape[1] ** 0.5
                 found[EMBEDDING] = embedding * (scale / mx.array(scale, mx.bfloat16).item())
             return found
 

@@ -21,15 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.rewards.calls import (
-    Caller,
-    Failure,
-    Poll,
-    class_name,
-    describe_error,
-    read_scores,
-    wait_on,
-)
+from backend.rewards.calls import Caller, Failure, Poll, class_name, describe_error, read_scores, wait_on
 from backend.rewards.catalogue import INPUTS, metric_name, nearest, repeated_names
 from backend.rewards.registry import FunctionDescription, Scores
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve

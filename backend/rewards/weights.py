@@ -42,7 +42,6 @@ class WeightSchedule:
         self.final = [float(weight) for weight in final or weights]
         self.steps, self.every, self.window = steps, every, window
         self.names = list(names)
-        self._seen = 0
         self._factors = dict.fromkeys(names, 1.0)
         self._rates: dict[str, list[list[float]]] = {name: [] for name in names}
         self._ranges = {name: [0.0, 0.0] for name in names}
@@ -58,7 +57,6 @@ class WeightSchedule:
 
     def observe(self, step: int, success: Mapping[str, float]) -> None:
         """Record success rates (0 to 1) of a finished step. Functions missing in `success` had no opinion."""
-        self._seen = step
         if self.kind != "adaptive":
             return
         for name in self.names:
@@ -88,7 +86,6 @@ class WeightSchedule:
         return {
             "kind": self.kind,
             "names": list(self.names),
-            "seen": self._seen,
             "factors": dict(self._factors),
             "rates": dict(self._rates),  # whose lists are replaced, never changed
             "ranges": dict(self._ranges),
@@ -98,6 +95,5 @@ class WeightSchedule:
         """Continue from a `state`. Raises ValueError if it does not match."""
         if (state.get("kind"), state.get("names")) != (self.kind, self.names):
             raise ValueError("the saved reward weights are of another schedule or of other reward functions")
-        self._seen = int(state["seen"])
         self._factors = {name: float(factor) for name, factor in state["factors"].items()}
         self._rates, self._ranges = dict(state["rates"]), dict(state["ranges"])

@@ -92,11 +92,9 @@ def classes_of(path: Path) -> list[str]:
 
 def with_exact(listed: Sequence[ListedTool], schemas: ToolSchemas) -> list[ListedTool]:
     """These tools with the schemas that the model reads, and tools of MCP servers besides."""
-    exact: dict[tuple[str | None, str], Any] = {
-        (None, tool["function"]["name"]): tool["function"] for tool in schemas.shared
-    }
-    for name, tools in schemas.by_environment.items():
-        exact |= {(name, tool["function"]["name"]): tool["function"] for tool in tools}
+    by_environment: dict[str | None, Sequence[Any]] = {None: schemas.shared, **schemas.by_environment}
+    read = ((name, tool["function"]) for name, tools in by_environment.items() for tool in tools)
+    exact = {(name, schema["name"]): schema for name, schema in read}
     found: list[ListedTool] = []
     for each in listed:
         schema = exact.pop((each.environment, each.name), None)

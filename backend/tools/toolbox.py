@@ -69,10 +69,8 @@ class RunTools:
             if function not in found:
                 own = (key for key, value in found.items() if getattr(value, "__module__", "") == module.__name__)
                 classes = ", ".join(key for key in own if inspect.isclass(found[key])) or "none"
-                what = (
-                    f"{quote(path.name, 40)} has no class {quote(function, 40)}; its classes are {quote(classes, 60)}."
-                )
-                raise UserError("environment", what)
+                missing = f"{quote(path.name, 40)} has no class {quote(function, 40)}"
+                raise UserError("environment", f"{missing}; its classes are {quote(classes, 60)}.")
             kinds.append(EnvironmentKind(name, found[function], path))
         return Toolbox(tools, kinds)
 

@@ -156,8 +156,8 @@ def test_a_hub_id_is_read_through_the_datasets_library(tmp_path: Path) -> None:
     assert learn == [{"setting": "train_split", "sentence": "owner/sums has no split learn; it has train, validation."}]
     assert exam == [{"setting": "test_split", "sentence": "There is no split exam. owner/sums has train, validation."}]
     assert [(each[0]["setting"], each[0]["sentence"]) for each in others[:2]] == [
-        ("dataset_config", "The dataset owner/sums has no configuration large; it has default."),
-        ("dataset_config", "The dataset owner/two has several configurations: name one of a, b."),
+        ("dataset_config", "The dataset owner/sums needs one of its configurations: default."),
+        ("dataset_config", "The dataset owner/two needs one of its configurations: a, b."),
     ]
     assert "JSON parse error" in others[2][0]["sentence"]
 

@@ -88,14 +88,12 @@ def code_tests(
         last = each[-1]["ended"] if each else ""
         if last == "limit" or (len(each) < len(tasks) and last not in ("time", "output")):
             counts[key] = None  # it was not run to its end
+        elif isinstance(of_row, AssertTests):
+            counts[key] = _asserts_passed(of_row, each[0])
         else:
-            counts[key] = (
-                _asserts_passed(of_row, each[0])
-                if isinstance(of_row, AssertTests)
-                else sum(
-                    result["ended"] == "exit" and result["code"] == 0 and same_output(result["output"], expected)
-                    for (_, expected), result in zip(of_row, each, strict=False)
-                )
+            counts[key] = sum(
+                result["ended"] == "exit" and result["code"] == 0 and same_output(result["output"], expected)
+                for (_, expected), result in zip(of_row, each, strict=False)
             )
     passed = [
         None if of_row is None else counts.get((source, id(of_row)), 0)
