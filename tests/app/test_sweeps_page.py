@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from PySide6.QtCore import Qt
 
-from app.pages.sweeps.sweeps_page import SweepsPage, forecast
+from app.pages.sweeps.sweeps_page import SHARE, SweepsPage, forecast
 from app.state import sweeps as sweeps_module
 from app.state.run_list import RunList
 from app.state.session import Session
 from app.state.sweeps import SweepForm
+from app.widgets.charts.parallel import ParallelLine
 from backend.runs.sweep import load_sweep
 from backend.runs.sweep_results import (
     RungResult,
@@ -210,6 +211,12 @@ def test_the_winner_can_be_opened_used_and_trained_on(qtbot: Any, page: SweepsPa
     with qtbot.waitSignal(page.session.page_requested):
         qtbot.keyClick(plot, Qt.Key.Key_Return)
     assert page.session.run.folder.name == "earlier-3-seed0"
+    plot.show_lines(["Loss"], [ParallelLine(name, name, (loss,)) for name, loss in (("a", 0.1), ("b", 0.5))], -1)
+    assert plot._lines[-1].key == "a", "the lowest loss is on top"
+    page.table.cells.results.metric = "loss"
+    bars = [bar for place in range(3) if (bar := page.table.cells.index(place, 2).data(SHARE))]
+    assert len(bars) > 1 and bars == sorted(bars), "the lowest has the longest bar"
+    page.table.cells.results.metric = "reward"
     plot.show_lines(["Reward"], [])
     assert plot.accessibleName().endswith("No run has a value yet."), "the plot was empty"
     page.clone_button.click()

@@ -47,6 +47,7 @@ from backend.runs.sweep_results import (
     SweepResults,
     require_free_name,
     settings_of_runs,
+    sign_of,
     sweep_folder,
 )
 from backend.utils.errors import UserError
@@ -177,12 +178,13 @@ class SweepModel(RowsModel):
         return plain_tip("\n".join(lines))
 
     def extra(self, row: ConfigurationResult, index: Index, role: int) -> float | None:
-        if role != SHARE or row.value is None or index.column() != len(self.varied) + 1:
+        if role != SHARE or row.value is None or index.column() != len(self.varied) + 1 or self.results is None:
             return None
-        values = [other.value for other in self.rows if other.value is not None]
+        sign = sign_of(self.results.metric)
+        values = [sign * other.value for other in self.rows if other.value is not None]
         span = max(values) - min(values)
-        # The lowest keeps a little, to be seen.
-        return 0.04 + 0.96 * (row.value - min(values)) / span if span else 1.0
+        # The worst keeps a little, to be seen.
+        return 0.04 + 0.96 * (sign * row.value - min(values)) / span if span else 1.0
 
 
 class SweepTable(BaseTable):
@@ -412,6 +414,7 @@ class SweepsPage(QWidget):
                     for each in results.configurations
                     for run in each.runs
                 ],
+                sign_of(results.metric),
             )
         self._enable()
 
