@@ -256,6 +256,7 @@ def test_tables_read_back_exactly() -> None:
     assert rows[2][2] == repr(1 / 3) and rows[1][2] == "" and rows[-1] == ["50", "", ""]
     named = [Trace("KL", "kl", X, SPIKY, columns=("train/kl",)), Trace("Band", "kl", X, SPIKY, SPIKY, SPIKY)]
     assert table_text(named).splitlines()[0] == "step,train/kl,Band,Band low,Band high"
+    assert table_text(named, "tokens").startswith("tokens,"), "of a comparison over tokens"
 
 
 def test_columns_can_have_the_names_of_the_event_log_or_of_trl() -> None:

@@ -264,7 +264,7 @@ class ChartGrid(TabArea):
         plot.setFixedHeight(max(height, theme.scaled(PLOT_HEIGHT)))  # a low window leaves out titles of axes
         if plot.isHidden():  # in a folded section, where it has no width yet
             plot.resize(shown.width(), plot.minimumHeight())
-        write_chart(plot, plot.title, plot.traces, path, format)
+        write_chart(plot, path, format)
         plot.setFixedHeight(height)
 
     def _file_name(self, plot: Plot, format: Format) -> str:

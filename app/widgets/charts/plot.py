@@ -26,7 +26,7 @@ from PySide6.QtGui import (
     QResizeEvent,
 )
 from PySide6.QtSvg import QSvgGenerator
-from PySide6.QtWidgets import QFrame, QLabel, QMenu, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QMenu, QSizePolicy
 
 from app import theme
 from app.state.run import Mark
@@ -352,13 +352,13 @@ class Plot(QFrame):
         return menu
 
     def copy(self) -> None:
-        QGuiApplication.clipboard().setText(table_text(self.traces))
+        QGuiApplication.clipboard().setText(table_text(self.traces, self.steps.title))
 
 
-def write_chart(chart: QWidget, title: str, traces: Sequence[Trace], path: Path, format: Format) -> None:
+def write_chart(chart: Plot, path: Path, format: Format) -> None:
     """Write a chart's card as a picture, or its traces as a table. Raises DiskError."""
     if format == "csv":
-        save_as(path, table_text(traces))
+        save_as(path, table_text(chart.traces, chart.steps.title))
         return
     buffer = QBuffer()
     if format == "png":
@@ -374,7 +374,7 @@ def write_chart(chart: QWidget, title: str, traces: Sequence[Trace], path: Path,
         generator.setSize(chart.size())
         generator.setViewBox(QRect(QPoint(), chart.size()))
         generator.setResolution(96)
-        generator.setTitle(title)
+        generator.setTitle(chart.title)
         painter = QPainter(generator)
         painter.fillRect(chart.rect(), theme.palette().card)
         chart.render(painter, QPoint())
@@ -382,8 +382,8 @@ def write_chart(chart: QWidget, title: str, traces: Sequence[Trace], path: Path,
     save_as(path, [bytes(buffer.data().data())])
 
 
-def table_text(traces: Sequence[Trace]) -> str:
-    """CSV with a row for each step, a column for each curve and each edge of a band."""
+def table_text(traces: Sequence[Trace], axis: str = "step") -> str:
+    """CSV with a row for each place on the axis, a column for each curve and each edge of a band."""
     columns: list[tuple[str, np.ndarray, np.ndarray]] = []
     for trace in traces:
         names = trace.columns or (trace.label, f"{trace.label} low", f"{trace.label} high")
@@ -395,7 +395,7 @@ def table_text(traces: Sequence[Trace]) -> str:
         cells[np.searchsorted(steps, x)] = y
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["step", *(name for name, _, _ in columns)])
+    writer.writerow([axis, *(name for name, _, _ in columns)])
     for start in range(0, len(steps), CHUNK):
         rows = table[:, start : start + CHUNK].T.tolist()
         numbers = steps[start : start + CHUNK].astype(int).tolist()
