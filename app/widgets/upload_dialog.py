@@ -53,7 +53,7 @@ class VerbDialog(Dialog):
         set_shown(self.progress, True)
 
     def on_result(self, content: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Take a line that is no progress; `on_end` has all lines."""
 
     def on_end(self, outcome: ProcessOutcome) -> None:
         raise NotImplementedError
@@ -242,21 +242,14 @@ class UploadDialog(VerbDialog):
     def _press(self) -> None:
         if self._page:
             open_link(self._page)
-        elif self.is_running:
-            self.pause()
-        else:
-            self.start()
-
-    def start(self) -> None:
-        self._paused = False
-        self.upload.setText("Pause")
-        self.run_verb(self.command)
-
-    def pause(self) -> None:
-        if self.task is not None and self.task.is_running:
+        elif self.task is not None and self.task.is_running:
             self._paused = True
             self.upload.setEnabled(False)
             self.task.cancel()
+        else:
+            self._paused = False
+            self.upload.setText("Pause")
+            self.run_verb(self.command)
 
     def show_progress(self, sentence: str, done: float | None) -> None:
         super().show_progress(sentence, done)

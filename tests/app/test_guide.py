@@ -158,7 +158,7 @@ def test_charts_and_findings_lead_there(window: Window) -> None:
     for code in RULES:
         cards = monitor.findings
         cards.show_episodes([Episode(code, "One.", "Two.", title=RULES[code].title, since=3)])
-        next(link for link in cards.rows()[0].links if link.text() == "Guide").click()
+        next(link for link in cards._rows[0].links if link.text() == "Guide").click()
         assert window.pages["guide"].place == guide.place_of_rule(code)
 
 

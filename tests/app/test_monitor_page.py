@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.pages.monitor.monitor_page import MonitorPage, changes
-from app.pages.monitor.panels import HealthCards, LogView, MetricTile
+from app.pages.monitor.panels import HealthCards, HealthRow, LogView, MetricTile
 from app.pages.runs.run_table import RunModel
 from app.state.charts import CHARTS, curves_of
 from app.state.guide import place_of_rule
@@ -34,6 +34,10 @@ from tests.support import made_up_runs
 from tests.support.diaries import recording
 from tests.support.trainer_by_hand import add_checkpoints
 from tests.support.windows import table_texts
+
+
+def rows_of(cards: HealthCards) -> list[HealthRow]:
+    return [row for row in cards._rows if not row.isHidden()]
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +335,7 @@ def cards(qtbot, qapp) -> HealthCards:
 
 def test_a_card_says_all_of_it_and_offers_what_can_be_done(qtbot, cards: HealthCards) -> None:
     cards.show_episodes([DRIFTING])
-    (row,) = cards.rows()
+    (row,) = rows_of(cards)
     offered = ["Read completions", "Go to the setting", "Do it: Learning Rate 5e-05", "Guide", "Dismiss"]
     assert [link.text() for link in row.links] == offered
     session = cards._session
@@ -350,15 +354,15 @@ def test_a_card_says_all_of_it_and_offers_what_can_be_done(qtbot, cards: HealthC
 
 def test_more_than_two_fold_and_past_ones_say_until_when(cards: HealthCards) -> None:
     cards.show_episodes([DRIFTING, episode("no_signal"), episode("flat"), OVER])
-    assert len(cards.rows()) == 2 and cards.more.text() == "2 more"
+    assert len(rows_of(cards)) == 2 and cards.more.text() == "2 more"
     cards.more.click()
-    assert len(cards.rows()) == 4 and cards.more.text() == "Show less"
-    past = cards.rows()[-1]
+    assert len(rows_of(cards)) == 4 and cards.more.text() == "Show less"
+    past = rows_of(cards)[-1]
     assert past.accessibleName() == "Cut off at the limit, step 3 until step 40"
     assert [link.text() for link in past.links] == ["Read completions", "Guide", "Dismiss"]
     cards.unfold(False)
     cards.show_episodes([OVER])
-    assert cards.rows() == [] and cards.more.text() == "1 finding of earlier steps"
+    assert rows_of(cards) == [] and cards.more.text() == "1 finding of earlier steps"
     cards.show_episodes([])
     assert cards.isHidden()
 
@@ -368,11 +372,11 @@ def test_the_page_shows_the_findings_of_a_run_and_dismisses_one(page: MonitorPag
     cards = page.findings
     assert not cards.isHidden()
     cards.unfold(True)
-    titles = [row.episode.title for row in cards.rows()]
+    titles = [row.episode.title for row in rows_of(cards)]
     assert "KL exploding" in titles and "Drifting from the reference" in titles
-    assert cards.rows()[0].episode.level == "error"
-    cards.rows()[0].links[-1].click()
-    assert [row.episode.title for row in cards.rows()] == titles[1:]
+    assert rows_of(cards)[0].episode.level == "error"
+    rows_of(cards)[0].links[-1].click()
+    assert [row.episode.title for row in rows_of(cards)] == titles[1:]
     show_run(recording("healthy-grpo").unpack(tmp_path / "well"))
     assert cards.isHidden()
 
@@ -387,13 +391,13 @@ def test_a_solved_run_can_be_stopped(qtbot, page: MonitorPage, show_run, tmp_pat
     assert (training.label, training.unit) == ("Correct in training", "share") and held_out.unit == "share"
     assert training.after == pytest.approx(0.9875, abs=1e-4)
     page.findings.unfold(True)
-    solved = next(row for row in page.findings.rows() if row.episode.title == "Solved")
+    solved = next(row for row in rows_of(page.findings) if row.episode.title == "Solved")
     next(link for link in solved.links if link.text() == "Stop the run").click()
     assert folder.control.read_text().strip() == "stop"
     folder.events.write_text("".join(lines))
 
     def links() -> list[str]:
-        return [link.text() for row in page.findings.rows() for link in row.links]
+        return [link.text() for row in rows_of(page.findings) for link in row.links]
 
     qtbot.waitUntil(lambda: not page.session.run.is_live and "Stop the run" not in links())
     assert "Dismiss" in links()

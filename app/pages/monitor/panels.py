@@ -292,9 +292,6 @@ class HealthCards(QFrame):
             self._is_open = is_open
             self._show_rows()
 
-    def rows(self) -> list[HealthRow]:
-        return [row for row in self._rows if not row.isHidden()]
-
     def _show_rows(self) -> None:
         clear_layout(self._layout)
         current = [episode for episode in self._episodes if episode.until is None]

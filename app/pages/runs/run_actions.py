@@ -333,9 +333,6 @@ class CloneDialog(VerbDialog):
     def show_progress(self, sentence: str, done: float | None) -> None:
         pass  # it takes a moment
 
-    def on_result(self, content: dict[str, Any]) -> None:
-        pass  # `on_end` has all lines
-
     def on_end(self, outcome: ProcessOutcome) -> None:
         self.create_button.setText(CREATE)
         if outcome.ok:
