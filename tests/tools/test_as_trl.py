@@ -300,3 +300,5 @@ def test_a_stop_while_a_rollout_func_generates_is_a_stop(train: Train, model: Pa
     assert backend.train(settings | {"steps_per_eval": 0}, rollout_func=asked, **given).ending == "stopped"
     with pytest.raises(UserError, match="leave out rollout_func"):
         backend.train(settings, rollout_func=asked, tools=[multiply_tool], **given)
+    with pytest.raises(UserError, match="rollout_func does; choose None"):
+        backend.train(settings | {"rollout_quantization": "8"}, rollout_func=asked, **given)

@@ -153,8 +153,11 @@ def _own_name(entry: str) -> str:
 
 
 def mark_rollout(folder: Path, function: Any, config: Config) -> None:
-    """Note in a new run's folder that a function of the program samples. Raises UserError for tools besides."""
+    """Note in a new run's folder that a function of the program samples. Raises UserError for settings of our own
+    sampler."""
     if function is not None:
+        if config.rollout_quantization != "none":
+            raise UserError("rollout_quantization", "The model does not sample, rollout_func does; choose None.")
         if uses_tools(config):
             raise UserError("rollout_func", "The run's own sampler calls tools; leave out rollout_func, or the tools.")
         replace_file(folder / ROLLOUT_FILE, "A function of the program that called backend.train samples this run.\n")
