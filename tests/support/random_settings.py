@@ -75,7 +75,7 @@ def _number(about: Setting, rng: random.Random) -> float:
 
 
 _GO_TOGETHER = {"train_mode": "grpo", "fuse": True, "epochs": 0, "ratio_against": "old", "sync_ref_model": False}
-_GO_TOGETHER |= {"advantage_baseline": "group", "reward_weight_schedule": "constant"}
+_GO_TOGETHER |= {"advantage_baseline": "group", "reward_weight_schedule": "constant", "rollout_quantization": "none"}
 """Of a form with everything filled in: values that checks across settings demand."""
 _OF_KIND: dict[str, Any] = {"prose": "First: one.\nThen two.", "list": ["one", "two, three"], "numbers": [1.0, -0.5]}
 _OF_KIND |= {"stages": [{"iters": 5, "reward_weights": [1.0, 0.5]}], "mapping": {"some": "option", "n": 3}}
