@@ -33,7 +33,7 @@ from backend.utils import places
 from backend.utils.command import backend_command
 from backend.utils.disk import replace_file, save_as
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import exists, user_path
+from backend.utils.files import exists
 from backend.utils.hub_cache import local_folder
 
 if TYPE_CHECKING:
@@ -323,7 +323,6 @@ class Draft(QObject):
         found = [
             *config.problems(self._values),
             *(self._reward_problems() if "scoring" in step_parts(self._values) else ()),
-            *self._tools_problems(),
             *source_faults(sound),
             *(quantization_problems(sound, object_or_empty(folder / "config.json")) if folder else ()),
             *hosts_problems(sound.hosts),
@@ -350,15 +349,6 @@ class Draft(QObject):
         if path is not None and catalogue.computes_names(path):
             return []
         return catalogue.reward_faults(self.reward_names, self._known_rewards())
-
-    def _tools_problems(self) -> list[ConfigProblem]:
-        file = str(self._values["tools_file"] or "").strip()
-        try:
-            if file:
-                catalogue.parse_reward_file(user_path(file, "tools_file", Path.cwd()), "tools_file")
-        except UserError as error:
-            return error.faults
-        return []
 
     def config(self) -> Config:
         return config.parse(self._values)

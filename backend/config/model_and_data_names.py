@@ -1,4 +1,5 @@
-"""Checks of the names of models and datasets: a folder, a file, or an id on Hugging Face. Sends no request."""
+"""Checks of the names of models and datasets (a folder, a file, or an id on Hugging Face) and of the tools file. Sends
+no request."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backend.config.config import Config
+from backend.rewards.catalogue import parse_reward_file
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, is_file, is_folder, user_path
 from backend.utils.hub_cache import split_revision
@@ -78,11 +80,13 @@ def _check_id(name: str, setting: str) -> None:
 
 
 def source_faults(config: Config) -> list[ConfigProblem]:
-    """Faults in the names of model, dataset, teacher and reference policy, as far as they are needed and not empty."""
+    """Faults in the names of model, dataset, teacher and reference policy, and in the tools file, as far as they are
+    needed and not empty."""
     models = ["model"] + (["teacher_model"] if config.train_mode == "distill" else [])
-    checks: dict[str, Callable[[str], None]] = {
+    checks: dict[str, Callable[[str], object]] = {
         **{key: lambda name, key=key: check_weights(model_source(name, key), key) for key in models},
         "data": check_data,
+        "tools_file": lambda name: parse_reward_file(user_path(name, "tools_file", Path.cwd()), "tools_file"),
     }
     if config.needs_reference:
         checks["reference_model_path"] = check_reference

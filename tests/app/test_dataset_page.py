@@ -280,14 +280,14 @@ def test_pictures_of_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     assert page.table.selected_ranges() == [range(1)], "the whole row, the new column too"
     page.table.selectRow(1)
     qtbot.waitUntil(lambda: page.detail.pictures.paths == paths)
-    one = {"text": "<|image|>", "ids": [7], "special": True, "learnt": True}
-    read = {"tokens": 12, "pieces": [one] * 6 + [one | {"text": "Add", "ids": [5], "special": False}]}
+    picture = {"text": "<|image|> × 6", "ids": [7] * 6, "special": True, "learnt": True}
+    read = {"tokens": 12, "pieces": [picture, picture | {"text": "Add", "ids": [5], "special": False}]}
     read["images"] = [{"path": path, "tokens": 3} for path in paths]
     page.detail.show_row(1, {**(page.detail._preview or {}), **read, "faults": []})
     assert (
         page.detail.about.text().startswith("12 tokens of ") and "   2 pictures: 6 tokens" in page.detail.about.text()
     )
-    assert page.detail.pane.toPlainText().startswith("<|image|> × 6 Add")
+    assert page.detail.pane.toPlainText().startswith("<|image|> × 6Add")
     page.table.selectRow(2)
     qtbot.waitUntil(lambda: not page.detail.pictures.paths)
 

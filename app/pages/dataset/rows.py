@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -297,11 +296,10 @@ class RowDetail(QFrame):
         if view == "columns":
             write_sections([(cell["name"], cell["text"]) for cell in preview["cells"]])
         else:
-            for i, (piece, same) in enumerate(groupby(preview["pieces"])):  # a picture is one token many times
+            for i, piece in enumerate(preview["pieces"]):
                 if view == "ids":
                     cursor.insertText(" " * bool(i), plain)
                 text = piece["text"] if view == "prompt" else " ".join(map(str, piece["ids"]))
-                text += f" × {times:,} " if (times := len(list(same))) > 1 else ""
                 cursor.insertText(text, muted if not piece["learnt"] else special if piece["special"] else plain)
             if view == "prompt" and preview["tokens"] is None:  # no tokenizer, or it is still being loaded
                 write_sections([(message["role"], message["content"]) for message in preview["messages"]])
