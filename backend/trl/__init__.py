@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import PROGRAMS
 from backend.rewards.calls import class_name
 from backend.rewards.registry import REWARD_REGISTRY
@@ -20,6 +21,8 @@ from backend.utils.errors import UserError
 __all__ = ["GRPOConfig", "GRPOTrainer"]
 
 _TRL = next(program for program in PROGRAMS if program.key == "trl")
+_SHARED = {word: SETTINGS[word].default for word in _TRL.words if word in SETTINGS and word != "steps_per_generation"}
+"""Defaults of arguments that are settings here too; TRL derives the other one from the batch."""
 
 
 class GRPOConfig:
@@ -30,7 +33,7 @@ class GRPOConfig:
 
     def __getattr__(self, name: str) -> Any:
         arguments = self.__dict__.get("_arguments", {})
-        known = {**_TRL.defaults(arguments), **arguments}
+        known = {**_SHARED, **_TRL.defaults(arguments), **arguments}
         if name not in known:
             raise AttributeError(f"GRPOConfig has no argument {name!r}")
         return known[name]

@@ -264,6 +264,7 @@ def test_trl_trainer(model: str, tmp_path: Path) -> None:
     folder = tmp_path / "output"
     args = GRPOConfig(str(folder), max_steps=1, num_generations=2, max_completion_length=4, dtype="float32")
     assert (args.num_generations, args.beta, args.learning_rate) == (2, 0.0, 1e-6), "TRL's defaults for the rest"
+    assert (args.gradient_accumulation_steps, args.num_iterations) == (1, 1) and not hasattr(args, "odd")
 
     def brevity(completions: list[str], level: list[int], **columns: Any) -> list[float]:
         return [-float(len(text)) for text in completions]
