@@ -20,6 +20,7 @@ from backend.data.rows import Splits, read_splits
 from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.runs.sweep import RANKS, SweepPlan, load_sweep, text_of, training_steps
 from backend.runs.sweep_results import (
+    MEMBER_STATES,
     SweepFolder,
     SweepResults,
     find_sweep,
@@ -145,7 +146,8 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
         for each in results.ranked:
             value = "–" if each.value is None else f"{each.value:.4g}"
             sd = "–" if each.sd is None else f"{each.sd:.2g}"
-            cells = [value, sd, str(len(each.runs)), str(each.step), f"{each.completions:,}", each.state]
+            state = MEMBER_STATES.get(each.state, each.state)
+            cells = [value, sd, str(len(each.runs)), str(each.step), f"{each.completions:,}", state]
             style = "bold" if results.winner is each else None
             table.add_row(str(each.number), *(text_of(each.settings[key]) for key in varied), *cells, style=style)
         new_console().print(table)
@@ -162,7 +164,8 @@ def _lines(out: TextIO) -> Callable[[SweepResults], None]:
         for run in (run for each in results.configurations for run in each.runs):
             if run.state not in ("waiting", "training"):
                 value = "–" if run.value is None else f"{run.value:.4g}"
-                lines.append(f"{run.run}  {run.state} at step {run.step}  {results.measure} {value}")
+                state = MEMBER_STATES.get(run.state, run.state)
+                lines.append(f"{run.run}  {state} at step {run.step}  {results.measure} {value}")
         for rung in results.rungs:
             kept = f"{len(rung.kept)} of {len(results.configurations)} configurations continue"
             lines.append(f"step {rung.step}  {kept}: {', '.join(map(str, rung.kept))}")

@@ -292,7 +292,7 @@ def _halving_problems(raw: Any) -> list[ConfigProblem]:
     known = ("first_rung", "keep")
     found = [ConfigProblem("halving", _unknown(str(key), known, "halving")) for key in raw if key not in known]
     if not _is_count(raw.get("first_rung"), 1):
-        found.append(ConfigProblem("halving", "first_rung must be the number of steps before the first are given up."))
+        found.append(ConfigProblem("halving", "first_rung must be the number of steps before the first are stopped."))
     keep = raw.get("keep", 0.5)
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep < 1:
         share = f"keep must be the share that goes on, above 0 and below 1 such as 0.5, not {quote(keep)}."

@@ -27,6 +27,7 @@ from backend.utils.places import runs_folder
 from backend.utils.text import about_path
 
 RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
+MEMBER_STATES = {"given up": "stopped early"}  # as users read them, where the file has another word
 SweepState = Literal["waiting", "running", "finished", "stopped", "failed"]
 INTERRUPTED = "interrupted"  # the state of a sweep whose process has died
 _ADVICE = "fix or delete it, and resume the sweep"

@@ -165,6 +165,7 @@ def test_the_best_learning_rate_wins_with_and_without_held_out_rows(held_out: bo
     assert f"Ranked by {measure}." in run_ok("sweep", str(file), "--plan").stdout
     done = run_ok("sweep", str(file), "--runs-dir", str(tmp_path / "runs"))
     assert ("no held-out rows" in done.stderr) is not held_out
+    assert done.stdout.count("stopped early") == 2 and "given up" not in done.stdout, "as in the window"
     results = read_results(SweepFolder(tmp_path / "runs" / "sweeps" / "rates"))
     assert results is not None and results.measure == measure and results.rungs[0].kept == [2]
     assert f"is 2 (Learning Rate 0.03): {measure}" in results.sentence

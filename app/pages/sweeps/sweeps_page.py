@@ -42,6 +42,7 @@ from backend.config.config import SETTINGS
 from backend.runs.run_names import name_of
 from backend.runs.sweep import SweepPlan, text_of, training_steps
 from backend.runs.sweep_results import (
+    MEMBER_STATES,
     ConfigurationResult,
     MemberResult,
     SweepResults,
@@ -55,7 +56,6 @@ from backend.utils.errors import UserError
 DRAWS = {"list": "any of", "log_uniform": "log-uniform between", "uniform": "uniform between"}
 HINTS = {"list": "1e-5, 3e-5, 1e-4", "uniform": "0.5, 1.5", "log_uniform": "1e-6, 1e-3"}
 STATE_ROLES = {"finished": "good", "training": "accent", "failed": "bad", "stopped": "warning"}
-MEMBER_STATES = {"given up": "Stopped early"}
 FIGURES = (
     Column("± sd", 72, True),
     Column("Seeds", 62, True),
@@ -160,7 +160,7 @@ class SweepModel(RowsModel):
     def text(self, row: ConfigurationResult, column: int) -> str:
         winner = self.results.winner if self.results is not None else None
         is_best = winner is not None and winner.number == row.number
-        state = "Best" if is_best else MEMBER_STATES.get(row.state, row.state.capitalize())
+        state = "Best" if is_best else MEMBER_STATES.get(row.state, row.state).capitalize()
         seeds = f"{sum(run.value is not None for run in row.runs)} of {len(row.runs)}"
         texts = [str(row.number), *(text_of(value) for value in row.settings.values()), figure(row.value)]
         return [*texts, figure(row.sd), seeds, f"{row.step:,}", f"{row.completions:,}", state][column]
