@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -157,8 +156,6 @@ def demo(
 ) -> None:
     """Train the bundled model on bundled sums, and measure its accuracy before and after."""
     name = "shapes" if images else "calculator" if tools else "demo"
-    if images and find_spec("mlx_vlm") is None:
-        raise UserError("images", "This needs the package mlx-vlm: pip install 'grpo-studio[vision]'.")
     if rebuild:
         made_by = import_module("backend.demo" if name == "demo" else f"backend.{name}_demo")
         return made_by.rebuild(resources() / name, progress=print)
