@@ -10,24 +10,6 @@ from backend.config.config import Config
 if TYPE_CHECKING:
     from backend.trainer.memory.model_shape import ModelShape
 
-NAMES = {
-    "weights": ("Weights", "The model as it is loaded."),
-    "adapters": ("Adapters", "What LoRA or DoRA adds to the model."),
-    "optimizer": ("Optimizer", "What the optimizer remembers of every weight that learns."),
-    "gradients": ("Gradients", "One number for every weight that learns."),
-    "reference": ("Reference", "The weights of the reference model that are its own."),
-    "teacher": ("Teacher", "The model that is learned from, which does not change."),
-    "vision": ("Vision", "The part that reads images, and what it read of a step's images."),
-    "reward models": ("Reward models", "Models that score completions."),
-    "decoding weights": ("Decoding", "Weights with the adapters inside, while completions are sampled."),
-    "KV cache": ("KV cache", "Keys and values of the completions that are decoded together."),
-    "activations": ("Activations", "What the backward pass needs of the tokens that go through the model together."),
-    "prompts": ("Prompts", "Keys and values of prompts that several micro-batches share, and their gradients."),
-    "kept": ("Step's start", "What learns, as it was before the step, which a lost machine may take back."),
-    "logits": ("Logits", "A number for each word of the vocabulary, for the tokens at work."),
-    "in flight": ("In flight", "Arrays that MLX has prepared ahead of the device."),
-}
-
 
 def memory_parts_of(config: Config, prompt: int | None = None, has_images: bool = False) -> MemoryParts | None:
     """The memory of a run in its largest phase, or None. `prompt`: the longest prompt's tokens."""
@@ -44,11 +26,11 @@ def memory_parts_of(config: Config, prompt: int | None = None, has_images: bool 
 
 
 def memory_parts_of_shape(config: Config, shape: ModelShape, prompt: int | None = None) -> MemoryParts:
-    from backend.trainer.memory.estimate import estimate_run, machines_note
+    from backend.trainer.memory.estimate import PARTS, estimate_run, machines_note
     from backend.utils.machine import machine_bytes
 
     result = estimate_run(config, shape, machine_bytes(), prompt)
-    parts = tuple((*NAMES.get(name, (name.capitalize(), "")), size) for name, size in result.largest.sizes.items())
+    parts = tuple((*PARTS[name], size) for name, size in result.largest.sizes.items())
     return MemoryParts(parts, result.limit, result.advice, result.speed_note, machines_note(config))
 
 

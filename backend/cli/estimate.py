@@ -16,7 +16,7 @@ from backend.config.config import Config, parse
 from backend.config.model_and_data_names import model_source
 from backend.distributed.hosts_file import read_hosts
 from backend.runs.saved_weights import with_adapter
-from backend.trainer.memory.estimate import estimate_run, format_bytes, machines_note
+from backend.trainer.memory.estimate import PARTS, estimate_run, format_bytes, machines_note
 from backend.trainer.memory.model_shape import shape_of
 from backend.types import content_text, image_paths
 from backend.utils.errors import UserError
@@ -27,25 +27,6 @@ from backend.utils.machine import machine_bytes
 ROWS = 20_000  # to search for the longest prompt
 LONGEST = 8  # texts to tokenise: the longest text may not have the most tokens
 TEMPLATE = 32  # tokens that a chat template may add
-
-MEANINGS = {
-    "weights": "the model",
-    "adapters": "what LoRA or DoRA adds",
-    "optimizer": "what it remembers of each weight",
-    "reference": "its own weights",
-    "draft model": "what drafts for the model",
-    "teacher": "its weights",
-    "vision": "the part that reads images, and what it read",
-    "reward models": "their weights",
-    "decoding weights": "adapters inside the weights",
-    "KV cache": "keys and values of the completions",
-    "activations": "what the backward pass needs",
-    "logits": "a number for each word there is",
-    "prompts": "keys and values that micro-batches share",
-    "kept": "a step's beginning, or the teacher's outputs",
-    "gradients": "one number for each that learns",
-    "in flight": "what MLX has prepared ahead of the device",
-}
 
 
 @verb
@@ -76,7 +57,7 @@ def estimate(
         names = dict.fromkeys(name for phase in phases.values() for name in phase if name != "total")
         for name in [*names, "total"]:
             sizes = [format_bytes(phase[name]) if name in phase else "–" for phase in phases.values()]
-            table.add_row(name, *sizes, MEANINGS.get(name, ""), style="bold" if name == "total" else None)
+            table.add_row(name, *sizes, "" if name == "total" else PARTS[name][1], style="bold" * (name == "total"))
         console = new_console()
         console.print(table)
         sentences = [result.sentence, machines_note(settings), result.advice, result.speed_note]

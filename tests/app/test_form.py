@@ -19,7 +19,7 @@ from app.pages.train.form import ESSENTIAL
 from app.pages.train.reward_panel import LABEL, USE, WEIGHT
 from app.pages.train.train_page import TrainPage
 from app.state.draft import Draft
-from app.state.memory import NAMES, MemoryParts
+from app.state.memory import MemoryParts
 from app.state.prefs import Prefs
 from app.state.run_summary import details
 from app.state.session import Session
@@ -32,7 +32,7 @@ from app.window import Window
 from backend.config.config import SETTINGS, load, parse
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.runs.run_folder import RunFolder
-from backend.trainer.memory.estimate import estimate_run
+from backend.trainer.memory.estimate import PARTS, estimate_run
 from backend.trainer.memory.model_shape import shape_of
 from backend.utils import places
 from backend.utils.errors import ConfigProblem
@@ -539,7 +539,7 @@ def test_every_part_of_an_estimate_has_a_label() -> None:
         result = estimate_run(parse(long | changes), shape, machine_bytes(), prompt=400)
         reported |= {*result.rollout.sizes, *result.training.sizes}
     assert {"prompts", "adapters", "KV cache", "logits"} <= reported, "the settings above no longer reach these parts"
-    assert reported <= set(NAMES)
+    assert reported <= set(PARTS)
 
 
 @pytest.fixture

@@ -338,6 +338,6 @@ def test_an_estimate_for_several_machines_says_whose_memory_it_is(tmp_path: Path
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2))
     told = call("estimate", demo_config(), "--hosts", file).stdout
-    assert "each holds the whole model" in told.replace("\n", " ") and "a step's beginning" in told
+    assert "each holds the whole model" in told.replace("\n", " ") and "as it was before" in told
     assert "each holds" not in call("estimate", demo_config(), "--hosts", "none").stdout
     assert "hosts: There is no file" in refused("estimate", demo_config(), "--hosts", tmp_path / "none.json")

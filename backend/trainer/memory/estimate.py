@@ -33,6 +33,26 @@ SLOWER = {False: ("16 bits", "about 6", "about 20"), True: ("packed weights", "a
 """What is not packed and what is → name, and how many times as long as in float32 sampling and learning take on a CPU.
 Measured on x86 with layers of Qwen3-0.6B's size, packed weights with float32 scales; with 16-bit scales it is more."""
 
+PARTS = {
+    "weights": ("Weights", "The model as it is loaded."),
+    "adapters": ("Adapters", "What LoRA or DoRA adds to the model."),
+    "optimizer": ("Optimizer", "What the optimizer remembers of every weight that learns."),
+    "gradients": ("Gradients", "One number for every weight that learns."),
+    "reference": ("Reference", "The weights of the reference model that are its own."),
+    "draft model": ("Draft model", "The model that drafts tokens."),
+    "teacher": ("Teacher", "The model that is learned from, which does not change."),
+    "vision": ("Vision", "The part that reads images, and what it read of a step's images."),
+    "reward models": ("Reward models", "Models that score completions."),
+    "decoding weights": ("Decoding", "Weights that only sampling uses, such as those with the adapters inside."),
+    "KV cache": ("KV cache", "Keys and values of the completions that are decoded together."),
+    "activations": ("Activations", "What the backward pass needs of the tokens that go through the model together."),
+    "prompts": ("Prompts", "Keys and values of prompts that several micro-batches share, and their gradients."),
+    "kept": ("Step's start", "What learns, as it was before the step, for a lost machine; or a teacher's outputs."),
+    "logits": ("Logits", "A number for each word of the vocabulary, for the tokens at work."),
+    "in flight": ("In flight", "Arrays that MLX has prepared ahead of the device."),
+}
+"""A part of a phase's memory → its title, and what it is."""
+
 LEAST_GAIN = 1.15  # gain in tokens per second from which more completions are worth a sentence
 
 SPLIT_BY_INPUTS = ("o_proj", "down_proj", "out_proj", "w2", "fc2")
