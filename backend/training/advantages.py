@@ -13,35 +13,11 @@ if TYPE_CHECKING:
 STD_EPSILON = 1e-4
 
 
-def advantages(
-    rewards: Any,
-    group_size: int,
-    *,
-    weights: Sequence[float] | None = None,
-    scale_rewards: str = "group",
-    multi_objective_aggregation: str = "sum_then_normalize",
-    baseline: str = "group",
-    names: Sequence[str] = (),
-) -> tuple[mx.array, dict[str, float]]:
-    """Return the advantages [B] (float32) and the reward metrics.
-
-    `rewards` [B, K] holds NaN or None where a function gave no score; rows i·G … i·G + G − 1 share a prompt. `weights`:
-    one per function. `scale_rewards` divides by the standard deviation (n − 1) of the `group`, the `batch`, or by
-    nothing (`none`: Dr. GRPO, arXiv:2503.20783). `baseline="leave_one_out"`: RLOO, arXiv:2402.14740.
-    `multi_objective_aggregation="normalize_then_sum"` normalises each function per group, then the sum over the batch
-    (GDPO, arXiv:2601.05242). Unscored completions get advantage 0. Raises ValueError.
-    """
+def advantages(rewards: Any, group_size: int, **options: Any) -> tuple[mx.array, dict[str, float]]:
+    """`advantage_values`, the advantages as an array [B] in float32."""
     import mlx.core as mx
 
-    values, metrics = advantage_values(
-        rewards,
-        group_size,
-        weights=weights,
-        scale_rewards=scale_rewards,
-        multi_objective_aggregation=multi_objective_aggregation,
-        baseline=baseline,
-        names=names,
-    )
+    values, metrics = advantage_values(rewards, group_size, **options)
     return mx.array(values, mx.float32), metrics
 
 
@@ -55,7 +31,14 @@ def advantage_values(
     baseline: str = "group",
     names: Sequence[str] = (),
 ) -> tuple[list[float], dict[str, float]]:
-    """`advantages` in plain lists and double precision."""
+    """Return the advantages, one a row, in double precision, and the reward metrics.
+
+    `rewards` [B, K] holds NaN or None where a function gave no score; rows i·G … i·G + G − 1 share a prompt. `weights`:
+    one per function. `scale_rewards` divides by the standard deviation (n − 1) of the `group`, the `batch`, or by
+    nothing (`none`: Dr. GRPO, arXiv:2503.20783). `baseline="leave_one_out"`: RLOO, arXiv:2402.14740.
+    `multi_objective_aggregation="normalize_then_sum"` normalises each function per group, then the sum over the batch
+    (GDPO, arXiv:2601.05242). Unscored completions get advantage 0. Raises ValueError.
+    """
     # NaN means "no score" from now on: it passes through every difference and quotient, and becomes 0 in the last line.
     lists = rewards.tolist() if hasattr(rewards, "tolist") else list(rewards)
     rows = [[math.nan if x is None else float(x) for x in row] for row in lists]
