@@ -180,10 +180,11 @@ def _published(
     token = need_token()
     account = None if "/" in repo else asdict(whose(token))
     prepared = prepare_upload(run, full_repo_id(run, repo, account), export, report)
+    count, size = len(prepared.files()), prepared.bytes  # what was sent is deleted
     with nullcontext(report) if as_json else _byte_bar() as progress:
         done = send(prepared, token, progress, private=private, overwrite=export.overwrite)
-    sentences = [f"{len(prepared.files())} files are there as one commit, {done.commit[:7]}."]
-    about = {"path": str(run.path), "place": done.url, "bytes": prepared.bytes, "commit": done.commit}
+    sentences = [f"{count} files are there as one commit, {done.commit[:7]}."]
+    about = {"path": str(run.path), "place": done.url, "bytes": size, "commit": done.commit}
     return about | {"sentences": sentences}, sentences
 
 

@@ -108,8 +108,11 @@ def test_what_was_previewed_is_sent_with_the_card_as_it_was_edited(run: RunFolde
     folder = Path(answer_of(publish(run, "--preview", "--json"))["preview"]["folder"])
     card = folder / "README.md"
     card.write_text(card.read_text() + "\nBy hand.\n")
+    size = sum(path.stat().st_size for path in folder.iterdir())
     result = publish(run, "--json")
-    assert answer_of(result)["place"] == f"{hub.url}/{REPO}"
+    answer = answer_of(result)
+    assert (answer["place"], answer["bytes"]) == (f"{hub.url}/{REPO}", size)
+    assert answer["sentences"][0].startswith(f"{len(FILES)} files are there as one commit")
     assert hub.repos["models"][REPO].files["README.md"].endswith(b"By hand.\n") and len(hub.commits[REPO]) == 1
     assert set(hub.repos["models"][REPO].files) == FILES | {".gitattributes"}
     assert not folder.exists() and not list(run.uploads.iterdir())
