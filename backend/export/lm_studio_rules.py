@@ -22,11 +22,15 @@ def faults(folder: Path) -> list[ConfigProblem]:
     """Problems that keep the model from loading or working, by file."""
     if not folder.is_dir():
         return [ConfigProblem(str(folder), "This is no folder.")]
+    if (gguf := next(folder.glob("*.gguf"), None)) and not any(folder.glob("*.safetensors")):
+        return [ConfigProblem(gguf.name, "These rules are for MLX's folders; a GGUF file is complete by itself.")]
     return [ConfigProblem(where, sentence) for where, sentence in _found(folder)]
 
 
 def warnings(folder: Path) -> list[ConfigProblem]:
     """Messages about optional files that are missing."""
+    if not any(folder.glob("*.safetensors")):
+        return []
     if any(folder.glob("chat_template.*")) or object_or_empty(folder / "tokenizer_config.json").get("chat_template"):
         return []
     missing = "The model has no chat template, so LM Studio guesses how a question is put to it."

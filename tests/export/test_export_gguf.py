@@ -339,4 +339,8 @@ def test_a_sound_model_has_no_fault_and_the_verb_names_what_is_missing(sound: Pa
     assert bad.exit_code == 2 and "config.json: The file is missing" in bad.output and "chat template" in bad.output
     said = json.loads(call("validate", folder, "--json").output)
     assert [fault["setting"] for fault in said["warnings"]] == ["chat_template"] and said["faults"]
-    assert call("validate", tmp_path / "nowhere").exit_code == 2
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf" / "model.gguf").touch()
+    for path, says in ((tmp_path / "nowhere", "This is no folder"), (tmp_path / "gguf", "GGUF file is complete")):
+        bad = call("validate", path)
+        assert bad.exit_code == 2 and says in bad.output and "template" not in bad.output
