@@ -47,6 +47,7 @@ from backend.export.verify import (
     verify_folder,
 )
 from backend.models.architectures import is_text_part
+from backend.models.model_folder import check_adapter_config, header_of
 from backend.models.policy import Policy, is_quantised, load_policy
 from backend.models.tokenizers import load_tokenizer, tokenizer_folder
 from backend.runs.completion_rows import parse_group_row
@@ -297,7 +298,7 @@ def export_finished(config: Config, run: RunFolder, event_log: EventLog) -> None
 
 
 def run_weights(run: RunFolder, config: Config, checkpoint: str = "") -> TrainedWeights:
-    """Weights at the end of a run or at `checkpoint`. Raises UserError if they or the base are missing."""
+    """Weights at the end of a run or at `checkpoint`. Raises UserError if they or the base are missing or damaged."""
     arrays = find_checkpoint(run, checkpoint).weights_file if checkpoint else run.adapters / "adapters.safetensors"
     if not checkpoint and not has_end(run):
         instead = " of its end; name a checkpoint" if all_checkpoints(run) else " yet, so there is nothing to export"
@@ -310,11 +311,15 @@ def run_weights(run: RunFolder, config: Config, checkpoint: str = "") -> Trained
         return TrainedWeights(run.model, config.model, tokenizer=tokenizer, untrained=base)
     if base is None:
         raise UserError("model", f"The base model {config.model} is not on this disk any more, and an export needs it.")
+    adapters = None if is_full else AdapterFiles(arrays, run.adapters / "adapter_config.json")
+    header_of(arrays, "run")
+    if adapters is not None:
+        check_adapter_config(adapters.config, "run")
     return TrainedWeights(
         base,
         config.model,
         tokenizer=tokenizer_folder(config.tokenizer) if config.tokenizer else base,
-        adapters=None if is_full else AdapterFiles(arrays, run.adapters / "adapter_config.json"),
+        adapters=adapters,
         arrays=arrays if is_full else None,
         quantization="none" if is_full else config.quantization,
         untrained=base,

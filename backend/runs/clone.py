@@ -25,7 +25,7 @@ from backend.config.other_programs.translation import translate
 from backend.config.setting import STAGE_OWN
 from backend.config.updates import OWN
 from backend.export.exports import staging_folder
-from backend.runs.checkpoint import arrays_of, lengths_at, write_state
+from backend.runs.checkpoint import arrays_of, examine, lengths_at, write_state
 from backend.runs.events import EventLog, check_format
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, write_parent
@@ -103,6 +103,8 @@ def clone(
     if reference == "clone" and (warm or after.train_type == "full"):
         raise UserError("reference", "Only a cold clone of LoRA or DoRA can stay near the weights that it starts from.")
     saved, runs_dir = find_checkpoint(parent, which), runs_dir or parent.path.parent
+    if why := examine(parent, saved.path):
+        raise UserError("checkpoint", f"The checkpoint of step {saved.step} cannot be used: {why}.")
     wanted = name or f"{parent.name}-from-{saved.state.step}"
     path, numbers = runs_dir / wanted, count(2)
     while os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):

@@ -14,8 +14,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx_lm
+import numpy as np
 import pytest
 from mlx_lm import utils as mlx_lm_utils
+from safetensors.numpy import save
 
 from backend.config import config as spec_config
 from backend.export import export_run, trained_weights, verify
@@ -65,6 +67,9 @@ def train(
     return write_run(folder / "runs" / "first", model, train_type, quantization)
 
 
+ADAPTERS = save({"a": np.zeros(1, np.uint8)})
+
+
 @pytest.fixture
 def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run whose export writes two small files in no time: for tests of the destination, not of the content."""
@@ -72,8 +77,8 @@ def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     for folder in (run.adapters, tmp_path / "base"):
         folder.mkdir(parents=True)
     (tmp_path / "base" / "config.json").write_text("{}", encoding="utf-8")
-    for name in ("adapters.safetensors", "adapter_config.json"):
-        (run.adapters / name).write_bytes(b"adapters")
+    (run.adapters / "adapters.safetensors").write_bytes(ADAPTERS)
+    (run.adapters / "adapter_config.json").write_text('{"num_layers": 1, "lora_parameters": {}}')
     settings = spec_config.parse({"model": str(tmp_path / "base"), "data": "any.jsonl"})
     run.config.write_text(spec_config.dump(settings), encoding="utf-8")
 
@@ -94,7 +99,7 @@ def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 def is_new(folder: Path) -> bool:
-    return (folder / "config.json").read_text() == "new" and (folder / "model.safetensors").read_bytes() == b"adapters"
+    return (folder / "config.json").read_text() == "new" and (folder / "model.safetensors").read_bytes() == ADAPTERS
 
 
 def logits_of(folder: Path) -> mx.array:
@@ -405,3 +410,18 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(
     with pytest.raises(UserError, match=r"needs [0-9.]+ MB on the disk of .*, which has 1 kB free"):
         export(run, "lmstudio", "mine")
     assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("adapters.safetensors", b"", "adapters.safetensors was cut off"),
+        ("adapter_config.json", b"{", "adapter_config.json is broken"),
+    ],
+)
+def test_damaged_adapters_are_one_message(
+    quick_run: RunFolder, tmp_path: Path, file: str, content: bytes, says: str
+) -> None:
+    (quick_run.adapters / file).write_bytes(content)
+    with pytest.raises(UserError, match=says):
+        export_run.run_weights(quick_run, spec_config.load(quick_run.config))

@@ -96,6 +96,8 @@ def test_a_clone_without_the_optimizer_goes_on_and_notices_damage(parent: RunFol
     arrays = saved / "adapters.safetensors"
     arrays.write_bytes(arrays.read_bytes()[:-1] + b"?")
     assert "adapters.safetensors" in examine(other, saved)
+    with pytest.raises(UserError, match=r"step 3 cannot be used: adapters\.safetensors is not as it was written"):
+        clone(other, "3")
 
 
 def test_a_full_fine_tuned_run_is_cloned_too(parent: RunFolder, tmp_path: Path) -> None:

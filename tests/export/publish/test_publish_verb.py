@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import keyring
+import numpy as np
 import pytest
 from huggingface_hub import constants
 from keyring.backend import KeyringBackend
 from keyring.backends import chainer, fail
+from safetensors.numpy import save
 from typer.testing import Result
 
 from backend.export import export_run, hub_upload
@@ -58,8 +60,9 @@ def run(tmp_path: Path, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> Run
     (base / "config.json").write_text("{}")
     run = made_up_runs.make_run(tmp_path / "runs" / "sums", steps=12, model=str(base), train_type="lora")
     run.adapters.mkdir()
-    (run.adapters / "adapters.safetensors").write_bytes(b"a" * 9_000)
-    (run.adapters / "adapter_config.json").write_text(json.dumps({"model": str(base)}))
+    (run.adapters / "adapters.safetensors").write_bytes(save({"a": np.zeros(9_000, np.uint8)}))
+    about = {"model": str(base), "num_layers": 1, "lora_parameters": {}}
+    (run.adapters / "adapter_config.json").write_text(json.dumps(about))
 
     def write(trained: Any, format_: ExportFormat, original: Any, to: Path, progress: Any) -> tuple:
         to.mkdir()
