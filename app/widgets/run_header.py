@@ -136,7 +136,6 @@ class ResultCard(QFrame):
         super().__init__()
         self._role = "muted"
         self._content: tuple[object, ...] = ()
-        self._actions: Sequence[CardAction] = ()
         self.setProperty("role", "card")
         self.title = label(font=theme.heading_font())
         self.sentence = label(wrap=True, selectable=True)
@@ -161,7 +160,6 @@ class ResultCard(QFrame):
         # The page calls this at every refresh. Rebuilding the buttons then would delete the one under the mouse button.
         texts = tuple((action.text, action.primary) for action in actions)
         content = (title, role, sentence, advice, tuple(changes), texts)
-        self._actions = actions  # another run may have the same content
         if content == self._content:
             return
         self._content, self._role = content, role
@@ -185,10 +183,7 @@ class ResultCard(QFrame):
             self._changes.addStretch(1)
         clear_layout(self._button_row)
         self._button_row.addStretch(1)
-        self.buttons = [
-            button(action.text, lambda place=place: self._actions[place].callback(), primary=action.primary)
-            for place, action in enumerate(actions)
-        ]
+        self.buttons = [button(action.text, action.callback, primary=action.primary) for action in actions]
         for widget in self.buttons:
             self._button_row.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
         self.update()

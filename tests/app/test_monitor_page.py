@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,6 @@ from app.state.guide import place_of_rule
 from app.state.run_notices import take_up
 from app.state.session import Session
 from app.widgets.basic.number_format import DASH, figure
-from app.widgets.run_header import CardAction, ResultCard
 from backend.runs.events import METRICS, EventLog
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_record import compare, read_record, results_table
@@ -425,11 +423,10 @@ def test_do_it(qtbot, page: MonitorPage, show_run, tmp_path: Path) -> None:
     assert session.draft.value("group_size") == 32
 
 
-def test_a_card_acts_for_the_run_on_show(qtbot) -> None:
+def test_the_card_acts_for_the_run_on_show(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
     """Two runs that failed alike: Edit settings loaded those of the first."""
-    card, edited = ResultCard(), list[str]()
-    qtbot.addWidget(card)
+    session.settings_requested.connect((edited := list[RunFolder]()).append)
     for name in ("first", "second"):
-        card.show_result("Failed", "bad", actions=[CardAction("Edit settings", partial(edited.append, name))])
-        card.buttons[0].click()
-    assert edited == ["first", "second"]
+        show_run(made_up_runs.make_run(tmp_path / name, steps=12, ending="failed"))
+        next(each for each in page.verdict.buttons if each.text() == "Edit settings").click()
+    assert [run.name for run in edited] == ["first", "second"]

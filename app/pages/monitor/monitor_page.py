@@ -132,6 +132,7 @@ class MonitorPage(QWidget):
         if self._run is not None:
             configure(self._run, changed=self._refresh, state_changed=self._show_verdict)
         self._stack.setCurrentIndex(0 if self._run is None else 1)
+        self.verdict.show_result("", "muted")  # what it says of the next run may be the same, its buttons are not
         self._show_verdict()
         self.findings.show_run(self._run)
         self._refresh()
