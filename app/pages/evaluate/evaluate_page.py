@@ -151,7 +151,8 @@ class EvaluatePage(QWidget):
         scrolled.setWidget(content)
         self._stack = stack(nothing, scrolled, into=self)
 
-        self.form.own.clicked.connect(self.evaluate_file)
+        ask = partial(open_file, self, "data", "Evaluate on the prompts of a file", DATA_FILES)
+        self.form.own.clicked.connect(lambda: (chosen := ask()) is not None and self.start(str(chosen)))
         self.form.hold_out.clicked.connect(lambda: session.draft.hold_out())
         self.form.hold_out.clicked.connect(lambda: session.message.emit(HELD_OUT_NEXT))
         self.form.button.clicked.connect(lambda: self.start() if evaluations.running is None else evaluations.stop())
@@ -207,10 +208,6 @@ class EvaluatePage(QWidget):
             right = correctness_of(run) if marked_reward(run) else None
             passing = ["--pass", f"{right.reward}>={right.full}"] if right is not None else []
             self.evaluations.start([*self.form.options(data), *passing])
-
-    def evaluate_file(self) -> None:
-        if (chosen := open_file(self, "data", "Evaluate on the prompts of a file", DATA_FILES)) is not None:
-            self.start(str(chosen))
 
     def _obstacle(self) -> str:
         if self.session.is_training:

@@ -177,17 +177,16 @@ class MonitorPage(QWidget):
             self._job_url = job.url
         set_shown(self.change, run.state in STEERED_STATES and not run.folder.is_remote)
         steps, config, right = run.data.steps, run.config, correctness_of(run)
+        of_mode = TILES_OF_MODE.get(str(config.get("train_mode")), TILES_OF_MODE["grpo"])
+        shown = {*of_mode, "peak_memory_gb", *([CORRECT] if right else ()), *([run.measure] if run.step else ())}
         for metric, tile in self.tiles.items():
+            set_shown(tile, metric in shown)
             if metric in AT_ONCE:
                 tile.show_value(steps.latest(metric))
             else:
                 name, full = (right.metric, right.full) if right and metric == CORRECT else (metric, 1.0)
                 before, after = before_and_after(run, name, full)
                 tile.show_value(after, before)
-        of_mode = TILES_OF_MODE.get(str(config.get("train_mode")), TILES_OF_MODE["grpo"])
-        shown = {*of_mode, "peak_memory_gb", *([CORRECT] if right else ()), *([run.measure] if run.step else ())}
-        for metric, tile in self.tiles.items():
-            set_shown(tile, metric in shown)
         if steps.latest("kl") is None and not needs_reference(config):
             self.tiles["kl"].show_value(None, instead="off: Beta 0")
         if not steps.latest("clip_ratio_total") and charts.ratio_is_always_1(config):

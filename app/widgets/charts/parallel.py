@@ -65,8 +65,7 @@ class ParallelPlot(QWidget):
 
     def show_lines(self, titles: Sequence[str], lines: Sequence[ParallelLine], sign: int = 1) -> None:
         """Lines without a value for the last axis, the metric, are left out. `sign`: −1 where its lowest is best."""
-        known, self._sign = (line for line in lines if line.values[-1] is not None), sign
-        whole = sorted(known, key=lambda line: sign * line.values[-1])
+        whole = sorted((line for line in lines if line.values[-1] is not None), key=lambda line: sign * line.values[-1])
         columns = list(zip(titles, zip(*(line.values for line in whole), strict=True), strict=False))
         self._axes = [Axis(*each, is_metric=each is columns[-1]) for each in columns]
         self._lines = whole
@@ -131,10 +130,9 @@ class ParallelPlot(QWidget):
         painter, colours, area = theme.painter(self), theme.palette(), self._area()
         for line in self._lines:
             is_current = line is self.current
-            place = self._axes[-1].place(line.values[-1])
-            share = place if self._sign > 0 else 1 - place
+            place, worst = (self._axes[-1].place(each.values[-1]) for each in (line, self._lines[0]))
             colour = QColor(colours.accent)
-            colour.setAlphaF(1.0 if is_current else (0.25 + 0.65 * share) * (0.6 if self.current else 1))
+            colour.setAlphaF(1.0 if is_current else (0.25 + 0.65 * abs(place - worst)) * (0.6 if self.current else 1))
             painter.setPen(QPen(colour, 3 if is_current else 1.6))
             painter.drawPolyline(self.polygon(line))
         centre, width, height = Qt.AlignmentFlag.AlignCenter, theme.scaled(66), theme.scaled(14)
