@@ -153,12 +153,9 @@ class RunList(QObject):
                 with suppress(DiskError):  # the next launch reads the runs again
                     text = json.dumps({"format": CACHE_FORMAT, "runs": self._cached}, default=str)
                     replace_file(self._cache, text)
-            self._fold_sweeps()
+            self.sweeps = {str(folder.path): sweep for folder in all_sweeps() if (sweep := fold(folder, self.records))}
+            self.read.emit([sweep.record for sweep in self.sweeps.values()])
             self.settled.emit()
-
-    def _fold_sweeps(self) -> None:
-        self.sweeps = {str(folder.path): sweep for folder in all_sweeps() if (sweep := fold(folder, self.records))}
-        self.read.emit([sweep.record for sweep in self.sweeps.values()])
 
     def _take(self, folder: RunFolder, now: list[int]) -> RunRecord:
         record = self.records[folder.path] = read_named(folder)
