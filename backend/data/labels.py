@@ -178,7 +178,7 @@ class LabelledRows(TokenizedPrompts):
 
     def too_long_note(self, split: str) -> str:
         notes = {
-            f"are longer than Max Seq ({self.max_tokens} tokens), and cut at the end": self.cut,
+            f"are longer than Max Seq ({self.format.max_tokens} tokens), and cut at the end": self.cut,
             "have nothing to imitate within Max Seq, or images and do not fit it, and are left out": self.too_long,
             "are imitated in their last turn only: the chat template changes earlier ones": self.last_turns,
         }

@@ -17,7 +17,6 @@ from backend.data.files import Row, Rows
 from backend.data.images import with_paths
 from backend.data.pass_rates import PassRates
 from backend.data.problems import (
-    Messages,
     PromptFormat,
     chat_sizes,
     check_reads_images,
@@ -97,8 +96,6 @@ class TokenizedPrompts(Sequence[Problem | None]):
 
     def __init__(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
         self.format = prompt_format
-        self.max_tokens = prompt_format.max_tokens
-        """Maximum prompt tokens."""
         self.cut = 0
         """Prompts cut so far."""
         # Without threads, after which the tokenizers library warns at every fork.
@@ -115,7 +112,8 @@ class TokenizedPrompts(Sequence[Problem | None]):
 
     def __getitem__(self, index: int) -> Problem | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         row, where = self._row(index), row_name(index, self._source)
-        whole = self._chat(index, row)
+        whole = self.read(row, self.format, where)
+        check_reads_images(whole, self._tokenizer, where)
         with tokenizer_lock:
             chat, tokens = fitted(whole, row, self._tokenizer, self.format, where)
         self.cut += self._lengths[index] < 0 and chat is not whole
@@ -141,15 +139,15 @@ class TokenizedPrompts(Sequence[Problem | None]):
 
     def fits(self, index: int) -> bool:
         """True for a tokenised row that fits."""
-        return 0 <= self._lengths[index] <= self.max_tokens
+        return 0 <= self._lengths[index] <= self.format.max_tokens
 
     @property
     def fitting(self) -> int:
-        return sum(0 <= length <= self.max_tokens for length in self._lengths)
+        return sum(0 <= length <= self.format.max_tokens for length in self._lengths)
 
     @property
     def too_long(self) -> int:
-        return sum(length > self.max_tokens for length in self._lengths)
+        return sum(length > self.format.max_tokens for length in self._lengths)
 
     @property
     def longest(self) -> int:
@@ -160,7 +158,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
         """A message about tokenised rows that were cut or left out; "" for none."""
         sentences: list[str] = []
         if self.cut:
-            longer = f"are longer than {self.max_tokens} tokens, and cut on the left"
+            longer = f"are longer than {self.format.max_tokens} tokens, and cut on the left"
             sentences.append(f"{self.cut} of {len(self)} prompts of the {split} split {longer}.")
         if self.too_long:
             no_room = "are above Max prompt" if self.format.has_own_limit else "leave no room for a completion"
@@ -170,11 +168,6 @@ class TokenizedPrompts(Sequence[Problem | None]):
 
     def _row(self, index: int) -> Row:
         return with_paths(self._rows[index], self._source, row_name(index, self._source))
-
-    def _chat(self, index: int, row: Row) -> Messages:
-        chat = self.read(row, self.format, row_name(index, self._source))
-        check_reads_images(chat, self._tokenizer, row_name(index, self._source))
-        return chat
 
 
 def measure_first_rows(prompts: TokenizedPrompts, split: str, *, all_rows: bool = False) -> None:

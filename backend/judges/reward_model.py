@@ -176,8 +176,7 @@ class RewardModel:
         return UserError(SETTING, f"{quote(self.source, 60)} cannot be used as a reward model: {reason}.")
 
     def _failed(self, what: str) -> RewardError:
-        failure = Failure(what)
-        return RewardError([ConfigProblem(SETTING, f"The reward model {self.about.name} {what}.")], failure)
+        return RewardError([ConfigProblem(SETTING, f"The reward model {self.about.name} {what}.")], Failure(what))
 
 
 def refusal(config: Mapping[str, Any]) -> str:

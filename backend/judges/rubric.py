@@ -18,6 +18,7 @@ from backend.utils.text import quote
 
 SETTING = "reward_functions"
 SUFFIXES = (".toml", ".json")
+Choice = Annotated[str, Field(pattern=r"^[^\n\"]*[^\s\"]$")]
 
 
 class Criterion(BaseModel, extra="forbid", frozen=True):
@@ -26,10 +27,7 @@ class Criterion(BaseModel, extra="forbid", frozen=True):
     name: Annotated[str, Field(pattern=r"^[^\s\"](?:[^\n\"]*[^\s\"])?$")]
     text: str = ""
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    choices: Annotated[tuple[Annotated[str, Field(pattern=r"^[^\n\"]*[^\s\"]$")], ...], Field(min_length=2)] = (
-        "no",
-        "yes",
-    )
+    choices: Annotated[tuple[Choice, ...], Field(min_length=2)] = ("no", "yes")
 
     def value(self, verdict: Any) -> float | None:
         """What a verdict is worth, 0 … 1; None where it is not one of the choices."""

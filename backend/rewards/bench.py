@@ -206,8 +206,8 @@ def _others(sample: Sample) -> Iterator[Finding]:
             yield Finding(f"fails {scores.name}", scores.error["sentence"], "A run would stop here.", "error")
         if scores.given and not scores.known:
             sentence = f"{scores.label} has no opinion on any completion."
-            looks = "what it printed" if scores.printed else "the columns that it asks for"
-            yield Finding(f"silent {scores.name}", sentence, f"Look at {looks}.")
+            advice = "Look at what it prints, and at the columns that it asks for."
+            yield Finding(f"silent {scores.name}", sentence, advice)
         if scores.seconds >= SLOW_S and scores.seconds >= DOMINANT_SHARE * total and len(sample.functions) > 1:
             sentence = f"{scores.label} takes {scores.seconds:.2g} s of {total:.2g} s: much slower than the rest."
             yield Finding(f"slow {scores.name}", sentence, "It is called once a step with every completion.", "note")

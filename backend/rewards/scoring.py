@@ -143,15 +143,12 @@ class Answer:
     def read(cls, fields: dict[str, Any]) -> Answer:
         """From JSON. Raises TypeError for what is none."""
         answer = cls(**fields)
-        for stage in answer.stages:
-            about: list[Any] = stage[:]
-            stage[:] = [FunctionDescription(**each | {"file": each["file"] and Path(each["file"])}) for each in about]
-        turns: list[Any] = answer.turns
-        schemas: Any = answer.schemas
-        results = [(number, [ToolResult(**each) for each in ended]) for number, ended in turns]
-        failure: Any = answer.failure
-        failure = failure and Failure(**failure)
-        return replace(answer, failure=failure, schemas=ToolSchemas(**schemas), turns=results)
+        raw: Any = answer
+        for stage in raw.stages:
+            stage[:] = [FunctionDescription(**each | {"file": each["file"] and Path(each["file"])}) for each in stage]
+        turns = [(number, [ToolResult(**each) for each in ended]) for number, ended in raw.turns]
+        failure = raw.failure and Failure(**raw.failure)
+        return replace(answer, failure=failure, schemas=ToolSchemas(**raw.schemas), turns=turns)
 
 
 class FunctionHost:
