@@ -24,7 +24,6 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import change_notes
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.places import demo_config
-from tests.support.diaries import recording
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 DAY_S = 86_400
@@ -177,11 +176,6 @@ def train_sweep(folder: Path) -> None:
     file = folder.parent / "sweep.yaml"
     file.write_text(yaml.safe_dump(SWEEP | {"base": base}), encoding="utf-8")
     _run("sweep", str(file), "--runs-dir", str(folder))
-
-
-def unpack_sick_run(folder: Path) -> Path:
-    """A recorded run of the tests in which health rules find something, as a run folder."""
-    return recording("hacking").unpack(folder / "reward-hacking").path
 
 
 def _run(*arguments: str) -> None:

@@ -32,6 +32,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "packaging")]
 import samples  # noqa: E402
 import screenshot_scenes  # noqa: E402
 
+from tests.support.diaries import recording  # noqa: E402
+
 SIZE = (1280, 800)
 """Of the window, in pixels."""
 MODES = ("light",)
@@ -60,7 +62,7 @@ def main() -> None:
         copies = copies or [samples.train_demo(runs, "demo-full-grpo", iters=options.iters)]
         samples.train_variants(runs)
         samples.train_sweep(runs)
-        sick = samples.unpack_sick_run(runs)
+        sick = recording("hacking").unpack(runs / "reward-hacking").path  # health rules find something in it
         options.out.mkdir(parents=True, exist_ok=True)
         evaluate(copies[0])
         take_all(copies[0], sick, options.out)

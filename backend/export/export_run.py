@@ -23,7 +23,6 @@ from backend.export.exports import (
     ExportFormat,
     Progress,
     destination_of,
-    drop_hidden_files,
     exported_bytes,
     folder_bytes,
     format_named,
@@ -184,7 +183,8 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
         built = staging / "new"
         lost, reopened = write_in_format(trained, format_, original, built, progress)
         notes += lost
-        drop_hidden_files(built)
+        for hidden in built.glob(".*"):  # the ._ files and .DS_Store that macOS adds
+            hidden.unlink()
         progress("Loading it back and comparing.")
         try:
             if format_.kind == "model":

@@ -287,11 +287,5 @@ def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Itera
         os.close(lock)
 
 
-def drop_hidden_files(folder: Path) -> None:
-    """Delete the ._ files and .DS_Store that macOS adds."""
-    for hidden in folder.glob(".*"):
-        hidden.unlink()
-
-
 def folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -415,9 +415,9 @@ LABELS = {"train_type": "Fine-tune", "rank": "Rank", "scale": "Scale"}
 """Settings that must match the adapter's → labels."""
 
 
-def check_start(model: nn.Module, config: AdapterSettings, adapter: str, runs_dir: Path | None = None) -> None:
+def check_start(model: nn.Module, config: AdapterSettings, adapter: str) -> None:
     """Raise UserError if the run cannot start from `adapter`. `model` has the run's own adapters, unread."""
-    _check(find_adapter(adapter, runs_dir), config, dict(tree_flatten(model.trainable_parameters())))
+    _check(find_adapter(adapter), config, dict(tree_flatten(model.trainable_parameters())))
 
 
 def load_start(policy: Policy, config: ModelSettings, adapter: str, runs_dir: Path | None = None) -> str:
