@@ -34,6 +34,7 @@ BONUS_STEP, BONUS_MINIMUM, BONUS_MAXIMUM = 0.005, 0.0, 1.0  # of the adaptive en
 
 STANDARD_ERROR = "_stderr"  # suffix of a metric's standard error
 DIVERGENCE = "distillation/divergence"  # from the teacher, per token
+BONUS_ENTROPY = "bonus/entropy"  # of the tokens that the entropy bonus acts on; not logged
 
 
 @dataclass(slots=True)
@@ -160,8 +161,8 @@ class Grpo(Algorithm):
         every = self.config.ref_model_sync_steps if self.config.sync_ref_model and self.config.needs_reference else 0
         if every and learner.updates % every == 0:
             self.policy.move_reference(self.config.ref_model_mixup_alpha)  # TR-DPO, arXiv:2404.09656
-        if self.bonus.on and "entropy" in metrics:
-            self.bonus.observe(metrics["entropy"])
+        if (entropy := metrics.pop(BONUS_ENTROPY, None)) is not None:
+            self.bonus.observe(entropy)
         return metrics
 
     def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, Any]:
@@ -205,6 +206,9 @@ class Grpo(Algorithm):
             sampling_logps=batch.sampling_logp_BT,
             **totals,
         )
+        if self.bonus.on:
+            counted_BT = batch.mask_BT if batch.uncertain_BT is None else batch.uncertain_BT
+            tally["mean"][BONUS_ENTROPY] = token_mean(scores.entropy_N, counted_BT)
         if self.bonus.on and self.bonus.coefficient == 0:  # adaptive, and the entropy is above its target
             tally["sum"]["policy_loss"], tally["mean"]["entropy_coef"] = loss, mx.array([0.0, 1.0])
         if batch.teacher_logp_BT is not None:

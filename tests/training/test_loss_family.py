@@ -278,6 +278,16 @@ def test_the_adaptive_bonus_is_adapted_after_each_update_and_applies_at_or_below
             assert metrics["policy_loss"] - metrics["loss"] == pytest.approx(coefficient * metrics["entropy"], rel=1e-3)
 
 
+def test_the_adaptive_bonus_looks_at_the_tokens_that_it_acts_on(model: Path) -> None:
+    """As in TRL: of the most uncertain tokens the entropy is above that of all."""
+    config = config_of(model, entropy_adaptive=True, top_entropy_quantile=0.2, num_iterations=1)
+    policy = perturbed(config)
+    learner = build_learner(policy, config, 1)
+    metrics = learner.learn(pack_of(sampled_groups(policy.model), config))
+    _, entropy = learner.algorithm.state()
+    assert entropy is not None and entropy > metrics["entropy"] + 0.01 and not any("bonus" in name for name in metrics)
+
+
 def without_signal(groups: list[Group]) -> list[Group]:
     for _, completion in rows_of(groups):
         completion.advantage = 0.0

@@ -159,7 +159,7 @@ class GrpoFields(BaseModel):
     entropy_adaptive: bool = _entropy(False, "Adaptive entropy bonus")
     """Moves the bonus by 0.005 after each update: up at or below the target entropy, else down."""
     entropy_target: float = _entropy(0.2, "Entropy target", within=(0, 100, "nats"), when=("entropy_adaptive", (True,)))
-    """Target entropy of the adaptive bonus."""
+    """Target entropy of the adaptive bonus, of the tokens that it acts on."""
     off_policy_mask_threshold: float | None = _loss(None, "Off-policy mask", above=(0, 1_000_000, "nats a token"))
     """Skips worse-than-average completions that drifted further than this. Empty: none."""
     mask_truncated_completions: bool = _loss(False, "Mask truncated completions")
