@@ -38,7 +38,7 @@ from backend.runs.steering import changed, request_change, run_config
 from backend.utils.disk import disk_fault, fault_of
 from backend.utils.errors import UserError
 from backend.utils.file_lock import held
-from backend.utils.places import path_text
+from backend.utils.places import path_text, runs_folder
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def runs(
         steps = f"{run.step or 0}/{run.iterations or '–'}"
         model, tags = quote(path_text(run.model)), quote(" ".join(record.notes.tags))
         table.add_row(star + name, run.state, steps, reward, model, tags)
-    nothing = "No run matches." if records else "There are no runs yet."
-    console.print(table if found else nothing)
+    nothing = "No run matches." if records else f"There are no runs yet in {runs_dir or runs_folder()}."
+    console.print(table if found else nothing, soft_wrap=not found)
 
 
 @verb

@@ -237,7 +237,8 @@ def test_score_refuses_in_one_sentence(bench: Callable[..., list[object]], tmp_p
 
 
 def test_train_list_resume_and_score_a_named_run(inputs: Path, runs: Path, tmp_path: Path) -> None:
-    assert json.loads(run_ok("runs", "--json").stdout) == [] and "There are no runs yet." in run_ok("runs").stdout
+    assert json.loads(run_ok("runs", "--json").stdout) == []
+    assert run_ok("runs").stdout == f"There are no runs yet in {runs}.\n"
     file = config(inputs, tmp_path, num_iterations=2)
     output = run_ok("train", file, "--name", "mine", "--set", "iters=2", "--set", "learning_rate=1e-4").stdout
     run = RunFolder(runs / "mine")
