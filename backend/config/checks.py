@@ -131,7 +131,7 @@ RULES: tuple[Rule, ...] = (
     Rule("reward_weights", "{found}; give one weight for each, or none.").when(
         lambda c: (
             len(c.reward_weights) not in (0, len(c.reward_functions))
-            and f"There are {len(c.reward_weights)} reward weights for {len(c.reward_functions)} reward functions "
+            and f"Reward weights: {len(c.reward_weights)}, reward functions: {len(c.reward_functions)} "
             f"({quote(', '.join(c.reward_functions))})"
         )
     ),

@@ -229,7 +229,7 @@ def test_score_refuses_in_one_sentence(bench: Callable[..., list[object]], tmp_p
     assert "The reward function broken of mine.py raised ZeroDivisionError" in refused(*bench("broken"), "--json")
     assert "There is no reward function shuot; the nearest is shout" in refused(*bench("shuot"))
     assert "There is no setting reward_weight" in refused(*bench("shout", reward_weight=[1.0]))
-    assert "There are 2 reward weights for 1 reward functions" in refused(*bench("shout", reward_weights=[1, 2]))
+    assert "Reward weights: 2, reward functions: 1 (shout)" in refused(*bench("shout", reward_weights=[1, 2]))
     (tmp_path / "given.jsonl").write_text('{"prompt": "p"}\n')
     assert "Line 1 of " in refused(*bench("shout"))
     (tmp_path / "given.jsonl").unlink()

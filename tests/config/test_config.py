@@ -260,14 +260,14 @@ def test_no_reward_function_means_the_defaults() -> None:
     assert parse(SOUND).reward_functions == list(DEFAULT_REWARDS) and parse(SOUND).weights == [1.0] * 5
     for empty in ("", [], "[]", None):
         assert parse(SOUND | {"reward_functions": empty}).reward_functions == list(DEFAULT_REWARDS)
-    assert "2 reward weights" in one_sentence({"reward_functions": [], "reward_weights": [1, 2]}, "reward_weights")
+    assert "Reward weights: 2," in one_sentence({"reward_functions": [], "reward_weights": [1, 2]}, "reward_weights")
     assert "listed twice" in one_sentence({"reward_functions": ["a", "a"]}, "reward_functions")
 
 
 @cases(
     ("raw", "key", "says"),
     [
-        ({"reward_weights": [1, 2]}, "reward_weights", "There are 2 reward weights for 5 reward functions (r1_acc"),
+        ({"reward_weights": [1, 2]}, "reward_weights", "Reward weights: 2, reward functions: 5 (r1_acc"),
         ({"reward_weights": [0, 0, 0, 0, 0]}, "reward_weights", "Every reward weight is 0"),
         ({"reward_weights": [1, 1, 1, 1, math.nan]}, "reward_weights", "must be a number within ±1,000,000, not nan."),
         ({"reward_weights": [1, 1, 1, 1, -1_000_001]}, "reward_weights", "within ±1,000,000, not -1e+06."),
@@ -487,7 +487,7 @@ def test_a_number_has_limits_and_none_that_a_formula_cannot_take() -> None:
         ({"iters": 1, "reward_functions": ["a", "a"]}, "Stage 2: a is listed twice; list each reward function once."),
         ({"iters": 1, "reward_weights": ["heavy"]}, "Stage 2: Reward weights must be a list of numbers, not"),
         ({"iters": 1, "reward_functions": ["a"], "reward_weights": [0]}, "Stage 2: Every reward weight is 0, so no"),
-        ({"iters": 1, "reward_weights": [1, 1]}, "Stage 2: There are 2 reward weights for 1 reward functions (r); "),
+        ({"iters": 1, "reward_weights": [1, 1]}, "Stage 2: Reward weights: 2, reward functions: 1 (r); "),
     ],
 )
 def test_a_stage_is_checked_as_the_run_is(stage: dict[str, Any], sentence: str) -> None:

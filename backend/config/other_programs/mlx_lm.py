@@ -143,8 +143,8 @@ def _accumulation(to: Translator) -> None:
             continue
         to.values[word] = steps = math.ceil(count / k)
         if word == "iters":
-            rest = "" if count % k == 0 else f"; its last update has {count % k:g} batches there and {k:g} here"
-            sentence = f"its {count:g} iterations are {steps} updates of {k:g} batches each{rest}"
+            rest = "" if count % k == 0 else f"; the last has {count % k:g} there and {k:g} here"
+            sentence = f"its {count:g} iterations are {steps} update{'s' * (steps != 1)} of {k:g} batches each{rest}"
             to.remarks["gradient_accumulation_steps"] = sentence
 
 

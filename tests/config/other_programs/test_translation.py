@@ -285,6 +285,9 @@ def test_iterations_of_mlx_lm_lora_are_batches_of_which_every_kth_updates() -> N
     assert config.iters == 100 and config.prompts_per_step == 20
     assert config.iters * config.prompts_per_step == 1000 * 2
     assert (config.steps_per_eval, config.save_every, config.steps_per_report) == (20, 3, 1)
+    told = {word.word: word.sentence for word in read_words(THEIRS | {"iters": 7}).words}
+    says = "its 7 iterations are 1 update of 10 batches each; the last has 7 there and 10 here"
+    assert told["gradient_accumulation_steps"].endswith(says)
 
 
 @pytest.mark.parametrize(
