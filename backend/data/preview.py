@@ -217,6 +217,7 @@ def likely(columns: Sequence[Mapping[str, str]], config: ColumnSettings) -> dict
         if getattr(config, key) in kinds:
             continue
         taken = {*guessed.values(), *(getattr(config, other) for other in KINDS_GUESSED if other != key)}
+        taken |= {config.messages_feature} if config.learns_labels else set()
         free = [name for name, kind in kinds.items() if name not in taken and kind in allowed]
         if (name := likeliest_column(key, free)) is not None:
             guessed[key] = name

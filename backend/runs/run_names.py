@@ -8,7 +8,7 @@ settings that differ from the defaults.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
@@ -94,7 +94,7 @@ def new_label(run: RunFolder) -> str:
     if before is None:
         label = _joined(short_data(own.get("data")), _of_defaults(own))
     else:
-        keys = [key for key in own.keys() | before if own.get(key) != before.get(key)]
+        keys = _fitting((key for key in own.keys() | before if own.get(key) != before.get(key)), own)
         label = _joined(short_data(own.get("data")), {key: own.get(key, SETTINGS[key].default) for key in keys})
     return next(name for name in chain([label], (f"{label} ({n})" for n in count(2))) if name not in taken)
 
@@ -136,7 +136,13 @@ def _results(sweep: SweepFolder, _written: float) -> SweepResults | None:
 
 
 def _of_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: settings[key] for key in AGAINST_DEFAULTS if key in settings and SETTINGS[key].fits_mode(settings)}
+    return {key: settings[key] for key in _fitting(AGAINST_DEFAULTS, settings) if key in settings}
+
+
+def _fitting(keys: Iterable[str], settings: Mapping[str, Any]) -> list[str]:
+    """Those that the mode has a use for."""
+    values = {"train_mode": SETTINGS["train_mode"].default, **settings}
+    return [key for key in keys if SETTINGS[key].fits_mode(values)]
 
 
 def _joined(data: str, settings: Mapping[str, Any], end: str = "") -> str:

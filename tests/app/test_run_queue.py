@@ -13,7 +13,7 @@ from app.pages.runs.runs_page import QueuePanel, RunsPage
 from app.state.run_list import RunQueue
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_names import name_of, rename
+from backend.runs.run_names import name_of, new_label, rename
 from backend.runs.run_record import Parent, write_parent
 from backend.utils import places
 from backend.utils.errors import UserError
@@ -262,3 +262,7 @@ def test_runs_are_named_by_what_differs(session: Session) -> None:
     other.path.mkdir()
     other.config.write_text("model: a\ndata: chats.jsonl\ntrain_mode: sft\ntrain_type: full\nbeta: 0.3\n")
     assert name_of(other) == "chats · full", "not by what its mode has no use for"
+    other.config.write_text("model: a\ndata: chats.jsonl\ntrain_mode: sft\niters: 20\nbeta: 0.2\n")
+    (newer := RunFolder(places.runs_folder() / "m-lora-sft-2026-01-02-030406")).path.mkdir()
+    newer.config.write_text("model: a\ndata: chats.jsonl\ntrain_mode: sft\niters: 40\nbeta: 0.1\n")
+    assert new_label(newer) == "chats · 40 steps"

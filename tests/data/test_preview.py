@@ -277,7 +277,8 @@ def test_another_way_of_training_reads_the_rows_anew(ask, tmp_path: Path) -> Non
     assert [fault["setting"] for fault in ask("preview", settings)["faults"]] == ["prompt_feature", "answer_feature"]
     assert ask("preview_counts", settings)["refused"] == 3 and ask("preview_variety", settings)["rows"] == 0
     settings |= {"train_mode": "sft", "reward_functions": []}
-    assert ask("preview", settings)["faults"] == [], "without reward functions no answer is compared"
+    overview = ask("preview", settings)
+    assert overview["faults"] == [] and overview["likely"] == {}, "no answer is compared, and the chats have a use"
     assert ask("preview_counts", settings)["refused"] == 0 and ask("preview_variety", settings)["rows"] == 3
 
     def learnt(**changes: Any) -> int:
