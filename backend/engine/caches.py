@@ -34,7 +34,7 @@ class StepContext:
         self.position_B = slot - pad_B  # RoPE counts from each row's first real token
         if shift_B is not None:  # of pictures in the prompt
             self.position_B = self.position_B + shift_B
-        self._masks: dict[int, mx.array] = {}
+        self._masks: dict[tuple[int, int | None], mx.array] = {}
         self._rotations: dict[int, mx.array] = {}
         # the residual stream after the last block, in float32 and as the model passes it on
         self.stream: tuple[mx.array, mx.array] | None = None
@@ -49,10 +49,10 @@ class StepContext:
             return x
         return mx.moveaxis(x.squeeze(-2).reshape(-1, self.tokens, *x.shape[1:-2], x.shape[-1]), 1, -2)
 
-    def mask(self, heads: int = 1) -> mx.array:
-        """[B, heads, N, C]: allows the columns between a row's padding and the slot. Metal copies a mask that heads
-        share for each head and layer, so it is made once for all heads."""
-        if heads not in self._masks:
+    def mask(self, heads: int = 1, window: int | None = None) -> mx.array:
+        """[B, heads, N, C]: allows the columns between a row's padding and the slot, or the last `window` of them.
+        Metal copies a mask that heads share for each head and layer, so it is made once for all heads."""
+        if (heads, window) not in self._masks:
             pad_B1 = self.pad_B[:, None]
             if heads > 1:
                 pad_B1 = mx.broadcast_to(self.pad_B[:, None, None, None], (len(self.pad_B), heads, 1, 1))
@@ -63,8 +63,10 @@ class StepContext:
                 slot = (slot[:, None] + mx.arange(self.tokens))[:, None, :, None]
                 pad_B1 = mx.broadcast_to(self.pad_B[:, None, None, None], (len(self.pad_B), heads, self.tokens, 1))
             mask = (self.column_C <= slot) & (self.column_C >= pad_B1)
-            self._masks[heads] = mask if mask.ndim == 4 else mask[:, None, None]
-        return self._masks[heads]
+            if window is not None:
+                mask = mask & (self.column_C > slot - window)
+            self._masks[heads, window] = mask if mask.ndim == 4 else mask[:, None, None]
+        return self._masks[heads, window]
 
     def rotation(self, rope: Any, size: int) -> mx.array:
         """[B · N, 2, size] float32: a rotary embedding of halves turns x = (x₁, x₂) into x₁ ⊗ rotation[:, 0] + x₂ ⊗
@@ -84,14 +86,11 @@ def _halves(B: int, size: int) -> mx.array:
 
 
 class SlotCache:
-    """A layer's keys [B, J, C, d] and values [B, J, C, e] in mlx-lm's cache protocol."""
+    """A layer's keys [B, J, C, d] and values [B, J, C, e] in mlx-lm's cache protocol. A layer with a sliding `window`
+    has all columns too, and masks those out of it: rows of unequal length stay in one array."""
 
-    def __init__(self, keys: mx.array, values: mx.array, step: StepContext) -> None:
-        self.keys, self.values, self.step, self.offset = keys, values, step, step.position_B
-
-    @property
-    def mask(self) -> mx.array:
-        return self.step.mask()
+    def __init__(self, keys: mx.array, values: mx.array, step: StepContext, window: int | None = None) -> None:
+        self.keys, self.values, self.step, self.offset, self.window = keys, values, step, step.position_B, window
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
@@ -104,15 +103,15 @@ class SlotCache:
         return self.keys, self.values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        return self.mask
+        return self.step.mask(window=window_size)
 
 
 class PackedSlotCache:
     """A layer's keys and values in one array [B, J, 2, C, d], which a GPU writes in one launch. Metal's attention
     copies arrays whose (row, head) pairs lie at uneven distances; here they do not."""
 
-    def __init__(self, kv: mx.array, step: StepContext) -> None:
-        self.kv, self.step, self.offset = kv, step, step.position_B
+    def __init__(self, kv: mx.array, step: StepContext, window: int | None = None) -> None:
+        self.kv, self.step, self.offset, self.window = kv, step, step.position_B, window
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
@@ -127,7 +126,7 @@ class PackedSlotCache:
         return self.write(mx.stack([keys, values], axis=2))
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        return self.step.mask()
+        return self.step.mask(window=window_size)
 
 
 def written(cache: mx.array, new: mx.array, step: StepContext) -> mx.array:
@@ -153,6 +152,11 @@ def new_prompt_cache(model: nn.Module) -> list[Any]:
     text_model: Any = getattr(model, "language_model", None)
     asks_text_model = not hasattr(model, "make_cache") and hasattr(text_model, "make_cache")
     return make_prompt_cache(text_model if asks_text_model else model)
+
+
+def windows_of(model: nn.Module) -> list[int | None]:
+    """The sliding window of each cache of `new_prompt_cache`, in tokens; None where a layer attends to all."""
+    return [getattr(cache, "max_size", None) for cache in new_prompt_cache(model)]
 
 
 class AttentionInputs(NamedTuple):

@@ -4,6 +4,7 @@ results change by rounding at most.
 - attention, swiglu, gated delta of `mlx_lm.models.<family>`: bounded memory in training, vectors on x86, and in 16 bits
 as the sampler computes them
 - Metal kernels without a gradient (`wkv7_kernel`, `_attn_res_kernel`, `_sinkhorn_kernel`): plain operations
+- Ministral's scale of queries, at positions of padding
 - on a GPU embeddings and expert gathers; LoRA, and in 16 bits DoRA: `engine/layers.py`
 - classes of first layers and norms: `engine/residual_stream.py`; of layers: `engine/gradient_checkpointing.py`
 
@@ -196,8 +197,18 @@ FUNCTIONS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     ("gated_delta_update", MLX_LM_GATED_DELTA, gated_delta_update),
 )
 
-# (file, attribute, ours): kernels without a gradient; for None mlx-lm takes plain operations
+
+def llama_4_scale(size: int, offset: Any, beta: float, longest: int) -> mx.array:
+    """The scale of queries by their position. mlx-lm's is NaN below 0, where rows of unequal length have padding."""
+    position = mx.arange(size) + (offset[:, None] if isinstance(offset, mx.array) and offset.ndim else offset)
+    scale = 1 + beta * mx.log(1 + mx.floor(mx.maximum(position, 0) / longest))
+    return scale[:, None, :, None] if scale.ndim == 2 else scale[:, None]
+
+
+# (file, attribute, ours): functions of one family; kernels without a gradient, for None mlx-lm takes plain operations
 KERNELS: tuple[tuple[str, str, Callable[..., Any] | None], ...] = (
+    ("mlx_lm.models.ministral3", "_get_llama_4_attn_scale", llama_4_scale),
+    ("mlx_lm.models.mistral4", "_get_llama_4_attn_scale", llama_4_scale),
     ("mlx_lm.models.rwkv7", "wkv7_kernel", wkv7),
     ("mlx_lm.models.kimi_k3", "_attn_res_kernel", None),
     ("mlx_lm.models.deepseek_v41", "_sinkhorn_kernel", None),

@@ -95,10 +95,10 @@ class DecodingBlock(nn.Module):
         queries = step.by_row(queries)
         if device.on_gpu():
             attended = mx.fast.scaled_dot_product_attention(
-                queries, keys, values, scale=attention.scale, mask=step.mask(heads.queries)
+                queries, keys, values, scale=attention.scale, mask=step.mask(heads.queries, cache.window)
             )
         else:
-            attended = cached_attention(queries, keys, values, attention.scale, step.mask())
+            attended = cached_attention(queries, keys, values, attention.scale, step.mask(window=cache.window))
         if step.tokens is not None:
             attended = attended.swapaxes(1, 2)
         stream_B1H, x_B1H = self._added(stream_B1H, attention.o_proj, attended.reshape(len(x_B1H), 1, -1))

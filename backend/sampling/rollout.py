@@ -1,5 +1,5 @@
 """Samples groups of completions from a policy: one prefill per prompt, then all completions of a step together
-(`scheduler`); models with other caches (sliding windows, state spaces) one group at a time. Keeps exact token ids and
+(`scheduler`); models with other caches (state spaces) one group at a time. Keeps exact token ids and
 log-probabilities."""
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
-from mlx_lm.models.cache import BatchKVCache, KVCache
+from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache
 
-from backend.engine.caches import PackedSlotCache, SlotCache, StepContext, new_prompt_cache
+from backend.engine.caches import PackedSlotCache, SlotCache, StepContext, new_prompt_cache, windows_of
 from backend.engine.chunk_sizes import PREFILL_TOKENS
 from backend.engine.device import on_gpu, release_cached_buffers
 from backend.engine.graph import compiled_by_shape
@@ -95,11 +95,13 @@ class Sampler:
         self.grammars = GrammarCache(policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
         self.speculation: Speculation | None = None  # set after the tools (`speculation_of`)
         self.completions = 0  # sampled so far, evaluations included
-        other_caches = {type(cache).__name__ for cache in new_prompt_cache(policy.model)} - {KVCache.__name__}
+        known = KVCache.__name__, RotatingKVCache.__name__
+        other_caches = {type(cache).__name__ for cache in new_prompt_cache(policy.model)} - {*known}
+        self._windows = windows_of(policy.model)
         if other_caches:
             reason = f"the model's {' and '.join(sorted(other_caches))} cannot hold rows of unequal length"
         else:
-            reason = self._trial_decode()
+            reason = self._trial_decode() or (self._trial_windows() if any(self._windows) else "")
         if reason:
             self.slow_paths.append(f"Completions are decoded one group at a time: {reason}.")
         self.has_continuous_batching = not reason  # rows of unequal length are decoded together
@@ -295,10 +297,7 @@ class Sampler:
                 N = token_B.shape[1] if token_B.ndim == 2 else None
                 pad_B, shift_B = pad_B if isinstance(pad_B, tuple) else (pad_B, None)
                 step = StepContext(slot, pad_B, column_C, N, shift_B)
-                if self.fused.packs_cache:
-                    cache = [PackedSlotCache(kv, step) for kv in keys]
-                else:
-                    cache = [SlotCache(k, v, step) for k, v in zip(keys, values, strict=True)]
+                cache = self._slot_caches(keys, values, step)
                 if N is None:
                     logits = split_model.logits(split_model.hidden(token_B[:, None], cache)[:, -1])
                 else:
@@ -315,6 +314,46 @@ class Sampler:
                 del self._compiled_steps[next(iter(self._compiled_steps))]
             self._compiled_steps[sampling] = compiled_by_shape(decode, [self.fused.model.state])
         return self._compiled_steps[sampling]
+
+    def _slot_caches(self, keys: Any, values: Any, step: StepContext) -> list[Any]:
+        if self.fused.packs_cache:
+            return [PackedSlotCache(kv, step, window) for kv, window in zip(keys, self._windows, strict=True)]
+        layers = zip(keys, values, self._windows, strict=True)
+        return [SlotCache(k, v, step, window) for k, v, window in layers]
+
+    def _trial_windows(self) -> str:
+        """Decode a token with windows of two columns, and with other numbers before them, which layers with a window
+        must not see. Returns why it failed, or ""."""
+
+        class NarrowStep(StepContext):
+            def mask(self, heads: int = 1, window: int | None = None) -> mx.array:
+                return super().mask(heads, window and 2)
+
+        def random(array: mx.array, seed: int) -> mx.array:
+            shape = [*array.shape[:-2], 4, array.shape[-1]]
+            return mx.random.normal(shape, key=mx.random.key(seed)).astype(array.dtype)
+
+        def logits(seed: int) -> mx.array:
+            layers = [
+                [
+                    mx.concatenate([random(array, seed if window else 0)[..., :2, :], random(array, 0)[..., 2:, :]], -2)
+                    for array, window in zip(arrays, self._windows, strict=True)
+                ]
+                for arrays in (prefilled.keys, prefilled.values)
+                if arrays
+            ]
+            step = NarrowStep(mx.array(3), mx.array([0]), mx.arange(4))
+            cache = self._slot_caches(layers[0], layers[-1], step)
+            return self.fused.split_model.logits(self.fused.split_model.hidden(mx.array([[self.policy.pad_id]]), cache))
+
+        self.fused.refresh()
+        try:
+            prefilled = self.prefill([([self.policy.pad_id], None)])
+            if mx.array_equal(logits(0), logits(1)):
+                return ""
+        finally:
+            self.fused.release()
+        return "its sliding windows are not where the caches put them"
 
     def _trial_decode(self) -> str:
         """Decode three short prompts together and compare with the whole model. Returns why it failed, or ""."""

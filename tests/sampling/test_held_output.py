@@ -82,7 +82,7 @@ def completions(policy: Policy, sampling: Sampling, tokens: int = 200, **how: An
 HELD = [
     ("qwen3", REGEX, Sampling(0.0), None),
     ("qwen3", JSON, Sampling(0.8, 0.9, 20, 0.05, Penalties(1.3, 0.2, 0.1)), 3),
-    ("gemma3_text", REGEX, Sampling(1.0, top_p=0.9), None),
+    ("mamba", REGEX, Sampling(1.0, top_p=0.9), None),
 ]
 
 

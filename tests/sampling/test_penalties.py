@@ -78,12 +78,15 @@ def by_hand(policy: Policy, group: Group, g: int, sampling: Sampling) -> np.ndar
     return np.stack([penalised_by_hand(row, prompt, tokens[:t], sampling.penalties) for t, row in enumerate(logits)])
 
 
-@pytest.mark.parametrize(("arch", "rows"), [("qwen3", None), ("qwen3", 4), ("gemma3_text", None)])
-def test_tokens_and_logps_are_those_of_a_loop(policies: Any, arch: str, rows: int | None) -> None:
+@pytest.mark.parametrize(
+    ("arch", "together", "rows"), [("qwen3", True, 4), ("qwen3", False, None), ("gemma3_text", True, None)]
+)
+def test_tokens_and_logps_are_those_of_a_loop(policies: Any, arch: str, together: bool, rows: int | None) -> None:
     """Decoded together, with rows that wait, and by group; each token's random number gives that token."""
     policy, _ = policies(arch)
     rollout = Sampler(policy, 20, rows=rows)
-    assert rollout.has_continuous_batching == (arch == "qwen3")
+    assert rollout.has_continuous_batching
+    rollout.has_continuous_batching = together
     repeated = 0
     for p, group in enumerate(rollout.sample(problems(), 3, REPEATING, seed=5, first_number=0)):
         for g, completion in enumerate(group.completions):

@@ -26,8 +26,8 @@ from backend.types import Completion, Group, Problem
 from tests.support import random_models
 from tests.support.reference_forward import TEMPERATURE
 
-BATCHED, BY_GROUP = ["qwen3", "qwen3_moe"], ["gemma3_text", "mamba"]
-"""Architectures that are decoded by continuous batching, and others (a sliding window, a state space)."""
+BATCHED, BY_GROUP = ["qwen3", "qwen3_moe", "gemma3_text"], ["mamba"]
+"""Architectures that are decoded by continuous batching, a sliding window among them, and others (a state space)."""
 FILTERED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
 """Sampling with filters. The same for all tests: mlx compiles constants into its CPU kernels, so each other value costs
 a g++ run."""

@@ -193,6 +193,7 @@ CASES = (
     Case("full, recomputed, KL", {}, FULL | RECOMPUTED | {"beta": 0.1}),
     Case("full, few tokens", {"hidden": 256, "layers": 6}, FULL, group=4, prompt=16, completion=16),
     Case("experts", EXPERTS, completion=64),
+    Case("sliding windows", {"arch": "gemma3_text"}, prompts=2, completion=160),
     Case("bf16", {"dtype": "bfloat16", "layers": 3}, group=4, completion=64),
     Case("4 bits", {"bits": 4, "layers": 3}, group=4, completion=64),
     Case("Qwen3-0.6B, 4 layers", QWEN | {"dtype": "bfloat16"}, {"dtype": "float32", "beta": 0.1}, completion=32),

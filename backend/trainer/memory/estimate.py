@@ -321,8 +321,8 @@ def _row_tip(config: Config, shape: ModelShape, now: Estimate, fit: Callable[[Co
     full = costs.filled(count)
     slower = costs.time_of(full) / costs.time_of(count)
     gain = full / count / slower
-    # Without full attention one prompt's group is decoded at a time, however many there are.
-    if not shape.has_full_attention or gain < LEAST_GAIN or now.plan.rows < costs.planned(count):
+    # With states one prompt's group is decoded at a time, however many there are.
+    if not shape.decodes_together or gain < LEAST_GAIN or now.plan.rows < costs.planned(count):
         return ""
     # About: the product of whole prompts and a whole group is not always `full`.
     filled = fit(config.model_copy(update={"group_size": -(-full // config.prompts_per_step)}))

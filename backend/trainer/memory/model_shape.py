@@ -112,6 +112,11 @@ class ModelShape:
         return bool(self.heads) and all(kind == "full" for kind in self.kinds)
 
     @property
+    def decodes_together(self) -> bool:
+        """True if completions of unequal length are decoded together: caches then hold all columns of every layer."""
+        return bool(self.heads) and "state" not in self.kinds
+
+    @property
     def queries(self) -> int:
         return self.heads * self.head_dim
 
@@ -129,7 +134,8 @@ class ModelShape:
 
     def cached_numbers(self, columns: int) -> int:
         """Numbers that one row's caches hold of `columns` tokens, states left out."""
-        held = {"full": columns, "window": min(columns, self.window or columns), "state": 0}
+        in_window = columns if self.decodes_together else min(columns, self.window or columns)
+        held = {"full": columns, "window": in_window, "state": 0}
         # Where config.json does not say which layers are attention (Jamba), or all of them keep both (Falcon-H1), the
         # names do.
         by_name = "full" not in self.kinds and "window" not in self.kinds

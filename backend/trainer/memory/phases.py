@@ -281,7 +281,7 @@ class MemoryModel:
             return self._phase({}, 0)
         shape, rows = self.shape, min(plan.rows, self.rows)
         # Other caches, such as an SSM's state, cannot be cut into rows: there one prompt's group is sampled at a time.
-        prefilled = -(-rows // self.group) if shape.has_full_attention else 1
+        prefilled = -(-rows // self.group) if shape.decodes_together else 1
         prompt_cache = self.cache(prefilled, -(-self.prompt // PREFILL_BUCKET) * PREFILL_BUCKET)
         rows_cache = self.cache(rows, capacity(self.prompt + self.completion))
         # Where not all are decoded together, the prefilled prompts stay beside the rows until the last one has started.
@@ -463,8 +463,8 @@ class MemoryModel:
         return inputs + max(round(at_once * max(saved, default=0)) + work - logits, 0), logits
 
     def _saved_per_token(self, layer: tuple[Linear, ...]) -> int:
-        """Norms save their input, attention its queries and the log-sum-exp of its scores, the gated MLP gate and up,
-        on a GPU sigmoid and silu too. Adapters save their input, with dropout the dropped input of each too. DoRA saves
+        """Norms save their input, attention its queries and the log-sum-exp of its scores, the gated MLP gate and up
+        and what its activation keeps. Adapters save their input, with dropout the dropped input of each too. DoRA saves
         the product before scaling. A trainable norm saves its normalised input."""
         shape, width, config = self.shape, self.width, self.config
         adapted = self.adapted_in(layer)
@@ -474,8 +474,10 @@ class MemoryModel:
         saved = norm_inputs * (width if self.gpu else FLOAT_BYTES) * (2 if self.full and not self.gpu else 1)
         mlp_width = self.mlp_width(layer)
         saved += (shape.queries + 2 * mlp_width) * width + FLOAT_BYTES * shape.heads
-        # On a GPU, where mlx's own SwiGLU is used, the gate's sigmoid and silu.
-        saved += 2 * mlp_width * width if self.gpu else 0
+        if shape.kind.startswith("gemma"):  # the GELU's factors, and two norms more
+            saved += 4 * mlp_width * width + 2 * shape.hidden * FLOAT_BYTES
+        elif self.gpu:  # where mlx's own SwiGLU is used, the gate's sigmoid and silu
+            saved += 2 * mlp_width * width
         for linear in layer:  # the experts' outputs before they are weighted, and the router's probabilities
             if linear.experts > 1 and linear.name.endswith("down_proj"):
                 saved += width * linear.outputs * self.uses_per_token(linear) + 3 * FLOAT_BYTES * linear.experts
