@@ -104,8 +104,9 @@ class RunComparison(QObject):
         kept, span = self._positions.get((id(run), axis)), run.data.steps.span
         if kept is None or span is None or len(kept[0]) == 0 or kept[0][-1] != span[1]:
             steps, values = run.series("num_tokens" if axis == "tokens" else "time/step")
-            rising = np.maximum.accumulate if axis == "tokens" else np.cumsum
-            kept = self._positions[id(run), axis] = (steps, rising(np.nan_to_num(values)) if len(values) else values)
+            counts = np.nan_to_num(values)
+            rising = np.maximum.accumulate(counts) if axis == "tokens" else np.cumsum(counts) * 1000
+            kept = self._positions[id(run), axis] = (steps, rising)
         return kept
 
     def span(self, axis: str) -> tuple[float, float] | None:

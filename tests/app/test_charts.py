@@ -14,6 +14,7 @@ from PySide6.QtGui import QHelpEvent, QImage
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QToolTip
 
+from app.pages.runs.compare_view import SCALES
 from app.state.charts import CHARTS, column_names
 from app.state.run import Mark
 from app.state.run_comparison import resampled
@@ -256,7 +257,8 @@ def test_tables_read_back_exactly() -> None:
     assert rows[2][2] == repr(1 / 3) and rows[1][2] == "" and rows[-1] == ["50", "", ""]
     named = [Trace("KL", "kl", X, SPIKY, columns=("train/kl",)), Trace("Band", "kl", X, SPIKY, SPIKY, SPIKY)]
     assert table_text(named).splitlines()[0] == "step,train/kl,Band,Band low,Band high"
-    assert table_text(named, "tokens").startswith("tokens,"), "of a comparison over tokens"
+    for axis, head in (("tokens", "tokens,"), ("time", '"working time, ms",')):
+        assert table_text(named, SCALES[axis].column).startswith(head), "of a comparison"
 
 
 def test_columns_can_have_the_names_of_the_event_log_or_of_trl() -> None:

@@ -41,7 +41,7 @@ from app.state.run_completions import FILTERS
 from app.state.session import Session
 from app.theme import CELL_PADDING
 from app.widgets.basic.layout import set_style_property
-from app.widgets.basic.number_format import DASH, figure
+from app.widgets.basic.number_format import DASH, duration, figure
 from app.widgets.export_panel import ExportPanel
 from app.widgets.run_switcher import Switcher, SwitcherMenu
 from app.window import Window
@@ -451,6 +451,10 @@ def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
         view.axis.choose(axis)
         for plot in plots:
             view.grid.draw(plot)
+        if axis == "time":
+            longest = max(view.grid.plots[0].traces, key=lambda trace: len(trace.x)).x
+            assert len(longest) > 1000, "points between whole seconds"
+            assert view.grid.plots[0].steps.text(1500) == duration(1.5)
     for part in ("settings", "completions", "results"):
         view.part.choose(part)
     assert [row[1] for row in view.results.table[1:5]] == ["Failed", "Finished", "Finished", "Finished"]

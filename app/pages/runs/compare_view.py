@@ -64,7 +64,7 @@ from backend.utils.disk import save_as
 SCALES = {
     "step": StepScale(),
     "tokens": StepScale("tokens", "{:,} tokens".format),
-    "time": StepScale("working time", duration, is_time=True),
+    "time": StepScale("working time", lambda ms: duration(ms / 1000), is_time=True),
 }
 RESULT = "Result, 95 % interval"
 SHORT_RESULTS = ["Run", "State", "Steps", RESULT, "Reward", "Held-out", "Best held-out", "Tokens", "Worked"]

@@ -352,13 +352,13 @@ class Plot(QFrame):
         return menu
 
     def copy(self) -> None:
-        QGuiApplication.clipboard().setText(table_text(self.traces, self.steps.title))
+        QGuiApplication.clipboard().setText(table_text(self.traces, self.steps.column))
 
 
 def write_chart(chart: Plot, path: Path, format: Format) -> None:
     """Write a chart's card as a picture, or its traces as a table. Raises DiskError."""
     if format == "csv":
-        save_as(path, table_text(chart.traces, chart.steps.title))
+        save_as(path, table_text(chart.traces, chart.steps.column))
         return
     buffer = QBuffer()
     if format == "png":

@@ -36,7 +36,7 @@ NEAR_CURVE, NEAR_MARK = 24, 6
 WHEEL_ZOOM = 0.85
 BAND_ALPHA, AREA_ALPHA, RAW_ALPHA, LINE_ALPHA = 44, 110, 80, 120
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-TIME_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+TIME_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 MARKS: dict[MarkKind, tuple[str, str, int]] = {
     "health": ("warning", "t1", 8),
@@ -54,11 +54,16 @@ Span = tuple[float, float]
 
 
 class StepScale(NamedTuple):
-    """What the horizontal axis counts: its title, and how a place on it is named. `is_time`: seconds."""
+    """What the horizontal axis counts: its title, and how a place on it is named. `is_time`: milliseconds."""
 
     title: str = "step"
     text: Callable[[int], str] = "step {:,}".format
     is_time: bool = False
+
+    @property
+    def column(self) -> str:
+        """Its name in a table."""
+        return f"{self.title}, ms" if self.is_time else self.title
 
 
 class ValueAxis(pg.AxisItem):
