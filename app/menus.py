@@ -59,7 +59,7 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         Entry("copy", "Copy", STANDARD.Copy, "copy"),
         Entry("copy_command", "Copy the command", "Ctrl+Shift+C", "files.copy_command"),
         None,
-        Entry("find", "Find", STANDARD.Find, "find_text", tip="Text in completions, or a setting"),
+        Entry("find", "Find", STANDARD.Find, "find_text", tip="Text in completions, runs or the guide, else a setting"),
         None,
         Entry("preferences", "Preferences…", "Ctrl+,", "show_preferences"),
     ),

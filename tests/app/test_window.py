@@ -27,6 +27,7 @@ from app.menus import MENUS
 from app.state.prefs import Prefs
 from app.state.processes import ProcessOutcome
 from app.state.session import Session
+from app.widgets.basic.controls import SearchEdit
 from app.window import Window
 from backend.__main__ import app as verbs
 from backend.config import first_choices
@@ -34,6 +35,7 @@ from backend.runs.run_folder import make_run_folder
 from backend.utils import places
 from backend.utils.command import backend_command
 from tests.support import made_up_runs
+from tests.support.windows import PatientQtBot
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +98,17 @@ def test_shortcuts(window: Window):
     own = [action for action in entries if not action.isSeparator() and not action.menu()]
     bare = [action.text() for action in own if action.shortcut().isEmpty()]
     assert set(bare) <= {"Quit"}, "which has none on platforms where the system gives it one"
+
+
+@pytest.mark.parametrize(("page", "name"), [("runs", "Search the runs"), ("guide", "Find in the guide")])
+def test_find_goes_to_the_search_of_the_page(qtbot: PatientQtBot, window: Window, page: str, name: str):
+    made_up_runs.make_run(places.runs_folder() / "demo", steps=1)
+    window.activateWindow()
+    window.show_page(page)
+    field = next(each for each in window.pages[page].findChildren(SearchEdit) if each.accessibleName() == name)
+    qtbot.waitUntil(field.isVisible)
+    window.menus["find"].trigger()
+    assert window.current_page == page and field.hasFocus()
 
 
 def test_run_starts_with_the_form(session: Session, started):

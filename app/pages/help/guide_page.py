@@ -192,8 +192,7 @@ class GuidePage(QWidget):
             self.show_place(place)
 
     def find_text(self) -> None:
-        self.contents.search.setFocus()
-        self.contents.search.selectAll()
+        self.contents.search.take_focus()
 
     def _show(self, place: str) -> None:
         chapter, _, anchor = place.partition("#")

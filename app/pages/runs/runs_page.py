@@ -11,7 +11,7 @@ from typing import Any
 
 from PySide6.QtCore import QFileSystemWatcher, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QHideEvent, QKeySequence, QResizeEvent, QShortcut, QShowEvent
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QInputDialog, QLineEdit, QMenu, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QInputDialog, QMenu, QWidget
 
 from app import theme
 from app.pages.runs.compare_view import CompareView
@@ -21,7 +21,7 @@ from app.pages.runs.run_table import ColumnDialog, RunModel, RunTable
 from app.state.messages import problems_to
 from app.state.run_list import RunList, read_named
 from app.state.session import Session
-from app.widgets.basic.controls import CheckBox, ElidedLabel
+from app.widgets.basic.controls import CheckBox, ElidedLabel, SearchEdit
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import REMOVE_KEYS, EmptyState, button, key_name, label, plain_tip, show_text
 from app.widgets.basic.layout import card, column, configure, connect, holder, row, splitter, stack, wrap_in_card
@@ -98,8 +98,8 @@ class RunsPage(QWidget):
         dismiss = button("Dismiss", lambda: self.undo_bar.hide())
         undo = row((self.undo_text, 1), self.undo_button, dismiss, margins=(12, 6, 8, 6))
         self.undo_bar = card(undo, "banner", visible=False)
-        self.search = QLineEdit(placeholderText="Search: lr>1e-5 tag:math state:failed", clearButtonEnabled=True)
-        configure(self.search, toolTip=f"<p>{HINT}</p>", accessibleName="Search the runs", accessibleDescription=HINT)
+        hint, about = "Search: lr>1e-5 tag:math state:failed", {"tip": f"<p>{HINT}</p>", "accessibleDescription": HINT}
+        self.search = SearchEdit(hint, "Search the runs", **about)
         self.search_line = label(role="muted", wrap=True, visible=False)
         self.favourites = CheckBox("Favourites", toolTip="Show only runs with a star")
         self.archived = CheckBox("Archived", toolTip="Show archived runs too")
@@ -181,6 +181,9 @@ class RunsPage(QWidget):
         self.details.save()
         self._refresh_timer.stop()
         self.runs.timer.stop()
+
+    def find_text(self) -> None:
+        self.search.take_focus()
 
     def refresh(self) -> None:
         if not self.isVisible() or self.runs.is_reading:

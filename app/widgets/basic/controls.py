@@ -85,6 +85,10 @@ class SearchEdit(QLineEdit):
         configure(self, name=name or placeholder, role="search", **settings)
         icons.Tint(self.addAction(QIcon(), QLineEdit.ActionPosition.LeadingPosition), "search")
 
+    def take_focus(self) -> None:
+        self.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.selectAll()
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
         super().keyPressEvent(event)
         matches = self.completer().popup() if self.completer() else None  # which take Return while they are shown

@@ -37,10 +37,6 @@ class SettingSearch(SearchEdit):
         completer.activated[QModelIndex].connect(lambda index: self._choose(index.data(KEY)))  # pyright: ignore
         self.returnPressed.connect(self._choose_first)
 
-    def take_focus(self) -> None:
-        self.setFocus(Qt.FocusReason.ShortcutFocusReason)
-        self.selectAll()
-
     def matching_keys(self) -> list[str]:
         return [setting.key for setting in matching_settings(self.text(), self._settings)]
 
