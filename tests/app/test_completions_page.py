@@ -66,6 +66,23 @@ def test_the_page_follows_the_newest_step(qtbot, page: CompletionsPage, tmp_path
     assert page.step.text() == "7"
 
 
+def test_a_run_without_completions_leaves_the_menu_of_runs(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+    assert page.nothing.isVisible() and not page.switcher.isVisible(), "no run"
+    settings = {"train_mode": "sft", "reward_functions": []}
+    show_run(qtbot, page, made_up_runs.make_run(tmp_path / "demo", steps=2))
+    page.session.open_run(made_up_runs.make_run(tmp_path / "sft", steps=0, **settings).path)
+    assert page.nothing.title.text() == "No completions"
+    assert page.switcher.isVisible() and not page.step.isVisible() and page.about.text() == ""
+
+
+def test_a_narrow_page_shows_its_header_in_full(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+    show_run(qtbot, page, made_up_runs.make_run(tmp_path / "demo", steps=2))
+    for width in (790, 1060, 1250):  # 790: of a window of 1024
+        page.resize(width, 700)
+        assert page.about.width() >= QFontMetrics(page.about.font()).horizontalAdvance(page.about.text())
+        assert page.switcher.width() >= page.switcher.sizeHint().width()
+
+
 def test_selecting_a_completion_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     show_run(qtbot, page, made_up_runs.make_run(tmp_path / "run", steps=2))
     completion = page.session.run.index.rows()[0]["completions"][2]

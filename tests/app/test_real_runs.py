@@ -260,7 +260,7 @@ def test_menu_of_a_completion(qtbot: QtBot, session: Session, real_runs: Path, t
     assert len(page.table.selected_rows()) == 2 and page.pane.title.text().startswith("From step 1")
     assert not page.pane.hint.text()
     session.message.connect((told := list[str]()).append)
-    choose("Correctness is told by", "Low half")
+    choose("Correct according to", "Low half")
     assert told == ["Low half gives partial scores: it does not say what is correct."]
     assert read_notes(RunFolder(tmp_path / "lora")).correctness == page.bar.query.right == "low_half"
     page.bar.scope.choose("run")

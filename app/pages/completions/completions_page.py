@@ -20,7 +20,7 @@ from PySide6.QtGui import (
     QResizeEvent,
     QShowEvent,
 )
-from PySide6.QtWidgets import QFileDialog, QMenu, QSizePolicy, QWidget
+from PySide6.QtWidgets import QBoxLayout, QFileDialog, QMenu, QSizePolicy, QWidget
 
 from app import theme
 from app.pages.completions.reading_pane import GREY, HINT, ReadingPane
@@ -61,7 +61,7 @@ from backend.trainer.evaluation.evaluation_rows import default_pass_rule
 from backend.utils.errors import UserError
 
 DETAIL, BESIDE = 250, 720
-WIDE = 1500
+NARROW, WIDE = 1200, 1500
 MOST_LINES = 100_000
 KEPT_LINES = 512  # lines kept once read: a table asks for each of the visible ones a hundred times a repaint
 SLICE_S = 0.010
@@ -193,12 +193,16 @@ class CompletionsPage(QWidget):
         self.step = NumberEdit(name="Step", width=72, integers=(0, 2**31 - 1), editingFinished=self._on_typed)
         self.newest = CheckBox("Follow newest", checked=True, toggled=self._set_following)
         self.about = ElidedLabel(font=theme.figures_font())
-        title, steps = label("Completions", theme.title_font()), (label("Step"), self.step, self.earlier, self.later)
-        head = row(title, self.switcher, (self.about, 1), self.newest, theme.SPACE, *steps, self.save)
+        steps = row(self.newest, None, label("Step"), self.step, self.earlier, self.later, self.save)
+        self._steps_row = holder(steps)
+        self._head = row((row(label("Completions", theme.title_font()), self.switcher, (self.about, 1)), 1))
+        self._head.addWidget(self._steps_row)
         sizes = (1000, theme.scaled(DETAIL))
         self.parts = splitter(self.table.in_card(), self.detail, stretch=(3, 1), upright=True, sizes=sizes)
-        content = holder(column(head, self.bar, (self.parts, 1), margins=2 * theme.SPACE))
-        self._stack = stack(self.nothing, content, into=self)
+        content, page = holder(column(self.bar, (self.parts, 1))), QWidget()
+        self._stack = stack(self.nothing, content, into=page)
+        self._head_holder = holder(self._head)
+        column(self._head_holder, (page, 1), into=self, margins=2 * theme.SPACE)
 
         stops = (*self.pane.folds.values(), self.pane.measure, self.pane.setting, self.pane.text)
         set_tab_order(self.table, self.follow_prompt, self.show_its_step, self.detail.prompt, *stops)
@@ -220,11 +224,14 @@ class CompletionsPage(QWidget):
             self.detail.parts.setOrientation(self.parts.orientation())  # each way the two split in turn
             self.parts.setOrientation(orientation)
             self.parts.setSizes([self.width(), theme.scaled(BESIDE)] if wide else [self.height(), theme.scaled(DETAIL)])
+        directions, narrow = QBoxLayout.Direction, self.width() < theme.scaled(NARROW)
+        self._head.setDirection(directions.TopToBottom if narrow else directions.LeftToRight)
 
     def _on_run_changed(self) -> None:
         self._run, self._shown, self.completions = self.session.run, None, None
         self._follow(True)
         self.bar.reset()
+        self.about.setText("")
         if self._run is not None:
             self.switcher.show_run(self._run.folder)
             configure(self._run, changed=self._refresh, restarted=self._forget)
@@ -256,6 +263,8 @@ class CompletionsPage(QWidget):
         self._read_on()
         steps = self._steps()
         self._stack.setCurrentIndex(1 if steps else 0)
+        set_shown(self._head_holder, self._run is not None)
+        set_shown(self._steps_row, bool(steps))
         self.nothing.show_notice(*(ANSWERS if self._run and self._run.config.get("train_mode") == "sft" else NOTHING))
         if self._run is None or self.completions is None or not steps:
             return
@@ -403,7 +412,7 @@ class CompletionsPage(QWidget):
         menu.addAction("Follow this prompt", self._follow_prompt)
         menu.addAction("Find in Evaluate", lambda: self.session.prompt_requested.emit(prompt_key(line.row)))
         menu.addSeparator()
-        judges = menu.addMenu("Correctness is told by")
+        judges = menu.addMenu("Correct according to")
         group, marked = QActionGroup(judges), marked_reward(run)
         automatic = default_pass_rule(entries_of(run))
         names = {"": f"Automatic: {charts.label_of(automatic.reward) if automatic else 'none known'}"}
@@ -479,8 +488,7 @@ class CompletionsPage(QWidget):
         self.save.setMenu(None if is_busy else self._save_menu)  # pyright: ignore[reportArgumentType]: None removes it
 
     def find_text(self) -> None:
-        self.bar.search.setFocus(Qt.FocusReason.ShortcutFocusReason)
-        self.bar.search.selectAll()
+        self.bar.search.take_focus()
 
     def show_requested(self, step: int, name: str | None) -> None:
         """Show the completions of a step that a filter of FILTERS leaves; None: all."""
@@ -579,7 +587,7 @@ class FilterBar(QWidget):
         super().__init__()
         self._prompt: int | None = None
         self._sought = ""
-        self.right = ""  # the reward function that tells a right completion
+        self.right = ""  # the reward function that says what is correct
         self._typing = configure(QTimer(self, singleShot=True, interval=TYPING_MS), timeout=self._search)
         tip = "Searches prompts, completions and texts that reward functions logged, over the whole run"
         self.search = SearchEdit("Find text in prompts and completions", tip=tip, returnPressed=self._search)
