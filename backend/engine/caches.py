@@ -187,10 +187,7 @@ class PrefixRecorder:
         return self.keys, self.values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        _refuse_window(window_size)
-        if return_array:
-            return mx.arange(N)[:, None] >= mx.arange(N)[None]
-        return None if N == 1 else "causal"
+        return create_attention_mask(mx.zeros((1, N, 1)), None, window_size, return_array)
 
     def attention_inputs(self, keys: mx.array, values: mx.array, mask: Any) -> AttentionInputs | None:
         """Inputs of blocked attention; None if the model has changed what this cache returned."""
@@ -201,9 +198,6 @@ class PrefixRecorder:
 
 class WholeRowCache(PrefixRecorder):
     """For whole rows of a model whose layers find each other's keys and values in caches alone (gemma3n)."""
-
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        return create_attention_mask(mx.zeros((1, N, 1)), None, window_size, return_array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +229,10 @@ class PrefixMask:
         # Uneven groups (rows were split by length) have no [P, B / P] shape: one copy of the prompt for each row.
         return PromptKV(self.repeat_for_rows(keys), self.repeat_for_rows(values), length_B)
 
-    def mask(self, N: int, K: int, as_array: bool) -> Any:
+    def mask(self, N: int, K: int, as_array: bool, window: int | None = None) -> Any:
         """The mask of N completion tokens after prompts of width K: [B, 1, N, K + N], or "causal"."""
+        if window is not None and window < K + N:
+            return self._windowed(N, K, window)
         # mlx aligns "causal" at the lower right: query i of N sees keys up to K + i, the whole prompt included.
         if isinstance(self.length_B, int) and not as_array:
             return None if N == 1 else "causal"
@@ -247,6 +243,14 @@ class PrefixMask:
         segments = [mx.broadcast_to(prompt_BK[:, None, None], (B, 1, N, K)), mx.broadcast_to(own_NS, (B, 1, N, N))]
         self.issued_masks.append(mx.concatenate(segments, axis=-1))
         return self.issued_masks[-1]
+
+    def _windowed(self, N: int, K: int, window: int) -> mx.array:
+        """Not among the issued masks, which blocked attention knows to end at each row's prompt."""
+        length_B111 = mx.array(self.length_B).reshape(-1, 1, 1, 1)
+        query_N1, prompt_K, own_N = mx.arange(N)[:, None], mx.arange(K), mx.arange(N)
+        of_prompt = (prompt_K < length_B111) & (prompt_K > length_B111 + query_N1 - window)
+        of_row = mx.broadcast_to((own_N <= query_N1) & (own_N > query_N1 - window), (*of_prompt.shape[:3], N))
+        return mx.concatenate([of_prompt, of_row], axis=-1)
 
 
 class PrefixReader:
@@ -274,8 +278,7 @@ class PrefixReader:
         return self._issued
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        _refuse_window(window_size)
-        return self.prefix_mask.mask(N, self.keys.shape[2], return_array)
+        return self.prefix_mask.mask(N, self.keys.shape[2], return_array, window_size)
 
     def attention_inputs(self, keys: mx.array, values: mx.array, mask: Any) -> AttentionInputs | None:
         unchanged = keys is self._issued[0] and values is self._issued[1]
@@ -288,10 +291,3 @@ class PrefixReader:
 
 def _is_causal(mask: Any, keys: mx.array) -> bool:
     return mask == "causal" if isinstance(mask, str) else mask is None and keys.shape[2] == 1
-
-
-def _refuse_window(window_size: int | None) -> None:
-    if window_size is not None:
-        raise ValueError(
-            "A sliding window looks back from each token's own place, which a shared prompt does not keep."
-        )

@@ -24,7 +24,6 @@ UNSPLIT = "The vocabulary is computed for every token, prompts included, instead
 UNSHARED = "Prompts are read once per completion instead of once per group: {reason}."
 # mlx-lm's caches that cannot share a prompt, and the reason
 CACHES = {
-    RotatingKVCache: "some layers have a sliding window",
     ArraysCache: "some layers keep a state instead of keys and values",
     CacheList: "its layers keep more state than keys and values",
 }
@@ -147,8 +146,10 @@ def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:
         caches = new_prompt_cache(model)
         for cache in caches:
             # A subclass may keep more than keys and values, so it does not count.
-            if type(cache) is not KVCache:
+            if type(cache) not in (KVCache, RotatingKVCache):
                 raise _Unsupported(CACHES.get(type(cache), f"some layers keep a {type(cache).__name__}"))
+        if len(caches) < len(getattr(model, "layers", caches)):
+            raise _Unsupported("some layers read the keys of earlier ones")
         rows = _probe_rows()
         model.eval()  # dropout would differ between the two passes
         shared = shared_prompt_states(replace(split_model, prefix_layers=len(caches)), rows)

@@ -76,7 +76,7 @@ def test_the_entropy_carries_a_gradient_where_it_is_asked_for(models: Path, chun
     assert_same_gradients(actual, plain)
 
 
-@pytest.mark.parametrize(("arch", "layers"), [("qwen3", 2), ("qwen3_moe", 2), ("gemma3_text", 0), ("mamba", 0)])
+@pytest.mark.parametrize(("arch", "layers"), [("qwen3", 2), ("qwen3_moe", 2), ("gemma3_text", 2), ("mamba", 0)])
 def test_a_prompt_is_prefilled_once_where_layers_only_cache_keys(models: Path, arch: str, layers: int) -> None:
     model, case = model_of(models, arch), Case()
     split_model = split(model)
@@ -87,6 +87,18 @@ def test_a_prompt_is_prefilled_once_where_layers_only_cache_keys(models: Path, a
     logps = case.logps(split_model)[0]
     assert shapes == ([(3, 7), (5, 8)] if layers else [(5, 15)])
     np.testing.assert_allclose(np.array(logps), np.array(case.plain(model, 1.0)[0]), atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_shared_prompts_keep_sliding_windows(tmp_path: Path, layout: str) -> None:
+    model, case = model_of(tmp_path, "gemma3_text", own={"sliding_window": 4}), Case(LAYOUTS[layout])
+    model.unfreeze()
+    split_model = split(model)
+    assert split_model.prefix_layers == 2
+    _, actual = gradients(model, lambda: case.logps(split_model, 0.7, 5)[0])
+    _, plain = gradients(model, lambda: case.plain(model, 0.7)[0])
+    assert_same_gradients(actual, plain)
+    np.testing.assert_allclose(np.array(case.logps(split_model)[0]), np.array(case.plain(model, 1.0)[0]), atol=1e-5)
 
 
 def test_a_batch_whose_tokens_are_all_masked_gives_zeros(models: Path) -> None:

@@ -322,7 +322,7 @@ def _row_tip(config: Config, shape: ModelShape, now: Estimate, fit: Callable[[Co
     slower = costs.time_of(full) / costs.time_of(count)
     gain = full / count / slower
     # With states one prompt's group is decoded at a time, however many there are.
-    if not shape.decodes_together or gain < LEAST_GAIN or now.plan.rows < costs.planned(count):
+    if not shape.is_attention_only or gain < LEAST_GAIN or now.plan.rows < costs.planned(count):
         return ""
     # About: the product of whole prompts and a whole group is not always `full`.
     filled = fit(config.model_copy(update={"group_size": -(-full // config.prompts_per_step)}))

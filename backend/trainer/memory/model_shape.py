@@ -107,13 +107,9 @@ class ModelShape:
         return bool(self.heads) and all(is_usual(layer) for layer in self.layers)
 
     @property
-    def has_full_attention(self) -> bool:
-        """True if every layer attends to all tokens: only then is a prompt computed once for its group."""
-        return bool(self.heads) and all(kind == "full" for kind in self.kinds)
-
-    @property
-    def decodes_together(self) -> bool:
-        """True if completions of unequal length are decoded together: caches then hold all columns of every layer."""
+    def is_attention_only(self) -> bool:
+        """True if no layer keeps a state: a prompt is computed once for its group, and completions of unequal length
+        are decoded together, with all columns in the cache of every layer."""
         return bool(self.heads) and "state" not in self.kinds
 
     @property
@@ -134,7 +130,7 @@ class ModelShape:
 
     def cached_numbers(self, columns: int) -> int:
         """Numbers that one row's caches hold of `columns` tokens, states left out."""
-        in_window = columns if self.decodes_together else min(columns, self.window or columns)
+        in_window = columns if self.is_attention_only else min(columns, self.window or columns)
         held = {"full": columns, "window": in_window, "state": 0}
         # Where config.json does not say which layers are attention (Jamba), or all of them keep both (Falcon-H1), the
         # names do.

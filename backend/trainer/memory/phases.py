@@ -150,7 +150,7 @@ class MemoryModel:
         # The vision tower computes in float32 where the text model does, else in bfloat16.
         self.tower_width = FLOAT_BYTES if self.weight_width == FLOAT_BYTES else 2
         # Rows of a prompt read it together; with noise on the embeddings each reads its own.
-        self.shares_prompts = shape.has_full_attention and not (config.neftune_noise_alpha or self.row)
+        self.shares_prompts = shape.is_attention_only and not (config.neftune_noise_alpha or self.row)
 
     def _other_model(self, name: str, settings: dict[str, Any]) -> MemoryModel | None:
         folder = local_folder(name)
@@ -281,7 +281,7 @@ class MemoryModel:
             return self._phase({}, 0)
         shape, rows = self.shape, min(plan.rows, self.rows)
         # Other caches, such as an SSM's state, cannot be cut into rows: there one prompt's group is sampled at a time.
-        prefilled = -(-rows // self.group) if shape.decodes_together else 1
+        prefilled = -(-rows // self.group) if shape.is_attention_only else 1
         prompt_cache = self.cache(prefilled, -(-self.prompt // PREFILL_BUCKET) * PREFILL_BUCKET)
         rows_cache = self.cache(rows, capacity(self.prompt + self.completion))
         # Where not all are decoded together, the prefilled prompts stay beside the rows until the last one has started.
@@ -423,14 +423,16 @@ class MemoryModel:
         tokens = rows * (completion + (0 if self.shares_prompts else prompt)) + prompts * prompt
         # Keys and values: each token's own, and the prompt's again per row where several prompts have rows.
         keys_and_values = 2 * shape.keys * width * (tokens + (rows * prompt if prompts > 1 else 0))
-        # [B, heads, K + T, K + T], which `backend.engine.attention` avoids; layers with a sliding window do not use it,
-        # unless the rows fit into the window.
+        # [B, heads, T, K + T], which `backend.engine.attention` avoids; layers with a sliding window do not use it,
+        # unless the rows fit into the window, and read the prompt's keys and values again per row.
         length = prompt + completion
-        window_scores = rows * shape.heads * length**2 * width if length > shape.window else 0
+        of_rows = rows * (completion if self.shares_prompts else length) * length
+        of_prompts = prompts * prompt**2 if self.shares_prompts and prompt > shape.window else 0
+        window_scores = shape.heads * width * (of_rows + of_prompts) if length > shape.window else 0
 
         def saved_by(layer: tuple[Linear, ...], kind: LayerKind) -> int:
             saved = tokens * self._saved_per_token(layer) + keys_and_values
-            saved += window_scores if kind == "window" else 0
+            saved += window_scores + 2 * shape.keys * width * rows * prompt if kind == "window" and window_scores else 0
             if is_dora and self.quantised:
                 # mlx-lm's DoRA dequantises the weight in every call, and the gradient of its input needs it.
                 calls = bool(rows) + bool(prompts)
