@@ -274,7 +274,11 @@ def find_splits(
 
         def in_folder(each: str) -> Path | None:
             paths = (user_path(each + suffix, "data", path) for suffix in DATA_SUFFIXES)
-            return next((file for file in paths if kind_of_path(file) == "file"), None)
+            found = [file for file in paths if kind_of_path(file) == "file"]
+            if len(found) > 1:
+                both = " and ".join(quote(file.name, 30) for file in found[:2])
+                raise UserError(setting, f"The folder {quote(path, PATH)} has {both}; leave one of them there.")
+            return found[0] if found else None
 
         files = {split: next(filter(None, map(in_folder, usual)), None) for split, usual in names.items()}
         check(files, "")

@@ -66,6 +66,13 @@ def test_a_file_is_train_and_a_folder_has_a_split_for_each_file(tmp_path: Path, 
     assert splits.source["valid"] == str(tmp_path / f"validation{suffix}")
 
 
+def test_a_split_in_two_files_of_a_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    (tmp_path / "train.csv").write_text("prompt,answer\na,b\n")
+    with pytest.raises(UserError, match=r"has train\.jsonl and train\.csv; leave one of them there\.$"):
+        read_splits(settings(tmp_path))
+
+
 def test_a_named_split_that_does_not_exist_is_a_mistake(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", ROWS)
     setting, sentence = mistake(read_splits, settings(tmp_path, valid_split="holdout"))
