@@ -125,6 +125,7 @@ class ScorerTools:
         self._ended: list[tuple[int, list[ToolResult]]] = []
         self._rebuilds = 0
         self._notes: list[str] = []
+        self._noted = set[str]()
         scorer.load()
         self.schemas = scorer.loaded.schemas
         self._environments = self.schemas.by_environment
@@ -200,10 +201,13 @@ class ScorerTools:
                 self._remember(number, [call], results[-1:])
             del self._running[number]
             self._ended.append((number, results))
-        self._notes.append(
-            f"{f'The tool {blamed[0]}' if blamed else 'A tool'} {what}. Its process was started again: environments "
-            "repeated their calls, and the calls that were running ran again, one at a time."
+        note = f"{f'The tool {blamed[0]}' if blamed else 'A tool'} {what}. Its process was started again: environments "
+        note += (
+            "repeated their calls, and the calls that were running ran again, one at a time. Later ends have no note."
         )
+        if note not in self._noted:
+            self._noted.add(note)
+            self._notes.append(note)
 
     def _restore(self, poll: Poll) -> None:
         """Bring the environments of a new process to where the old ones were."""

@@ -179,6 +179,7 @@ def test_a_call_that_takes_the_process_with_it_is_an_error_and_environments_are_
     assert scores(scorer, *numbers)[-1] == [13, 22, 30]  # of a process that has begun anew for it
     scorer.host.stop()  # by another run
     assert go_on(host, numbers[2:], [add])[0][0].content == "31" and not host.new_notes()
+    assert go_on(host, numbers[2:], [ToolCall(name, {})])[0][0].failed and not host.new_notes()  # told once
 
 
 class FakeHost:
