@@ -18,6 +18,8 @@ from backend.utils.errors import UserError
 
 WAIT_S = 0.05
 """Seconds between checks for a stop, while nothing can be decoded."""
+LEFT_OUT = 1000
+"""Characters recorded of a result that did not fit."""
 
 
 def turn_format(config: Config, schemas: ToolSchemas, tokenizer: Any) -> TurnFormat:
@@ -121,13 +123,15 @@ class Rollout:
         ending: list[int] = []
         for number, results in self._tools.host.finished(wait_s, poll):
             row = self._row_of[number]
-            turn, suffix = self._turns[row][-1], self._tools.format.suffix(results)
+            turn, room = self._turns[row][-1], outputs.max_tokens - int(outputs.length[row])
             turn.results = list(results)
-            if outputs.length[row] + len(suffix) < outputs.max_tokens:
+            suffix = [] if self._tools.format.exceeds(results, room) else self._tools.format.suffix(results)
+            if suffix and len(suffix) < room:
                 outputs.insert(row, suffix)
                 turn.result_tokens = len(suffix)
                 going_on.append(row)
             else:
+                turn.results = [replace(each, content=_head(each.content)) for each in results]
                 outputs.stop[row] = EOS
                 ending.append(row)
         self.waiting -= len(going_on) + len(ending)
@@ -147,6 +151,10 @@ class Rollout:
     def _start(self, row: int) -> int:
         """Where the present turn begins."""
         return len(self.openings[row]) + sum(turn.tokens + turn.result_tokens for turn in self._turns[row])
+
+
+def _head(text: str) -> str:
+    return text if len(text) <= LEFT_OUT else f"{text[:LEFT_OUT]}… ({len(text):,} characters)"
 
 
 def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:

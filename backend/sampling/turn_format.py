@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from backend.data.files import first_line
@@ -92,6 +93,14 @@ class TurnFormat:
         wrapped = json.dumps([{"function": function} for function in functions])
         made = parse_response(wrapped, JSON_ONLY, prefix="", tools=list(schemas))["calls"]
         return [ToolCall(call["function"]["name"], call["function"]["arguments"]) for call in made]
+
+    def exceeds(self, results: Sequence[ToolResult], most: int) -> bool:
+        """True for results that are certainly longer than `most` tokens, found without tokenising them."""
+        return sum(len(result.content.strip()) for result in results) > most * self._longest_token
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def suffix(self, results: Sequence[ToolResult]) -> list[int]:
         """Ids after the end of a turn whose calls gave `results`, next generation prompt included. Raises ValueError,

@@ -37,7 +37,7 @@ from transformers.utils import get_json_schema
 if TYPE_CHECKING:
     from backend.config.config import Config
 
-LONGEST_RESULT = 1_000_000  # characters of one result
+LONGEST_RESULT = 1_000_000  # characters of a result or an error
 _MOST_AT_ONCE = 4  # turns in one answer, which has a limit of bytes
 _CANCEL_S = 0.3  # for an async call to end after its cancellation
 _IMAGES = ("image", "image_url", "video", "audio")
@@ -351,7 +351,9 @@ def _schema(tool: Any, setting: str) -> dict[str, Any]:
 def _as_text(value: Any) -> str:
     if isinstance(value, list) and any(isinstance(part, Mapping) and part.get("type") in _IMAGES for part in value):
         raise _RefusedError("returned images, which are not supported yet")
-    return str(value)
+    if len(text := str(value)) > LONGEST_RESULT:
+        raise _RefusedError(f"returned {len(text):,} characters; at most {LONGEST_RESULT:,} are read")
+    return text
 
 
 def _result(name: str, text: str, error: BaseException | None, start: float, reward: float = 0.0) -> ToolResult:

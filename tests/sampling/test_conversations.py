@@ -34,6 +34,9 @@ class Format:
     def parse(self, ids: Sequence[int], schemas: Sequence[dict[str, Any]]) -> tuple[str, list[ToolCall]]:
         return "", [] if ids[-1] % 4 == 0 else [ToolCall(str(sum(ids)), {})]
 
+    def exceeds(self, results: Sequence[ToolResult], most: int) -> bool:
+        return False
+
     def suffix(self, results: Sequence[ToolResult]) -> list[int]:
         count = 1 + int(results[0].content) % SUFFIX
         return [60 + (int(results[0].content) + i) % 250 for i in range(count)]
@@ -161,6 +164,21 @@ def test_results_that_do_not_fit_end_the_completion(samplers: Callable[[str], Sa
     metrics = tool_metrics([Group(problems([1])[0], found)])
     assert metrics["tools/dropped_frequency"] == len(dropped) / len(found)
     assert metrics["tools/call_frequency"] == sum(len(t.results) for each in found for t in each.turns) / len(found)
+
+
+def test_of_results_that_certainly_do_not_fit_the_beginning_is_recorded(
+    samplers: Callable[[str], Sampler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not tokenised."""
+    tool = ToolResult("find", "ab" * 2000)
+    monkeypatch.setattr(
+        Host, "finished", lambda host, *_: [(n, [tool]) for n in [*host.running] if host.running.pop(n)]
+    )
+    monkeypatch.setattr(Format, "exceeds", lambda _, results, most: len(results[0].content) > most)
+    monkeypatch.setattr(Format, "suffix", lambda *_: pytest.fail("tokenised"))
+    found = completions(with_tools(samplers("qwen3")), [5, 3], 4)
+    (result,) = next(each.turns[-1].results for each in found if each.turns[-1].results)
+    assert result.content == "ab" * 500 + "… (4,000 characters)"
 
 
 def test_a_parked_row_keeps_its_place_in_memory(

@@ -63,6 +63,15 @@ def test_a_call_without_end_beside_one_with_an_end_is_malformed(tokenizer: Any) 
     assert TurnFormat(tokenizer, {}).parse(tokenizer.encode(text), SCHEMAS) == (text, [])
 
 
+def test_only_results_longer_than_any_tokens_exceed(tokenizer: Any) -> None:
+    longest = max(map(len, tokenizer.get_vocab()))
+    form, results = (
+        TurnFormat(tokenizer, {}),
+        [ToolResult("add", "a" * 2 * longest), ToolResult("find", " a" + " " * 99)],
+    )
+    assert form.exceeds(results, 2) and not form.exceeds(results, 3)
+
+
 def test_suffix_continues_after_the_end_of_the_turn(tokenizer: Any) -> None:
     results = [ToolResult("add", "3"), ToolResult("find", '{"error": "<|im_end|>"}', failed=True)]
     answers = "".join(f"\n<tool_response>\n{result.content}\n</tool_response>" for result in results)

@@ -190,13 +190,20 @@ def test_errors_are_results_as_in_trl() -> None:
     assert "images, which are not supported yet" in outcome(draws).content
 
 
-def test_long_and_odd_results_are_cut_and_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolbox, "LONGEST_RESULT", 10)
+def test_odd_results_are_cleaned_and_long_ones_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolbox, "LONGEST_RESULT", 60)
+
+    def odd() -> str:
+        return "\ud800a"
 
     def long() -> str:
-        return "\ud800" + "a" * 20
+        return "a" * 61
 
-    assert outcome(long).content == "?" + "a" * 9 and not outcome(long).failed
+    assert outcome(odd).content == "?a" and not outcome(odd).failed
+    assert (
+        outcome(long).content.startswith("{'error': 'long returned 61 characters; at most 60 are")
+        and outcome(long).failed
+    )
 
 
 def test_a_call_that_takes_too_long_is_an_error_and_its_environment_is_not_used_again() -> None:
