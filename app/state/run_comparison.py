@@ -105,7 +105,7 @@ class RunComparison(QObject):
         if kept is None or span is None or len(kept[0]) == 0 or kept[0][-1] != span[1]:
             steps, values = run.series("num_tokens" if axis == "tokens" else "time/step")
             counts = np.nan_to_num(values)
-            rising = np.maximum.accumulate(counts) if axis == "tokens" else np.cumsum(counts) * 1000
+            rising = np.maximum.accumulate(counts) if axis == "tokens" else np.round(np.cumsum(counts) * 1000)
             kept = self._positions[id(run), axis] = (steps, rising)
         return kept
 

@@ -451,6 +451,8 @@ def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
         view.axis.choose(axis)
         for plot in plots:
             view.grid.draw(plot)
+        newest = [series[-1] for run in view.comparison.runs if len(series := run.series("reward")[1])]
+        assert [trace.at(None) for trace in view.grid.plots[0].traces] == newest, axis
         if axis == "time":
             longest = max(view.grid.plots[0].traces, key=lambda trace: len(trace.x)).x
             assert len(longest) > 1000, "points between whole seconds"
