@@ -535,10 +535,12 @@ def test_every_part_of_an_estimate_has_a_label() -> None:
     reported = set()
     long = demo | {"beta": 0.1, "max_completion_length": 2000, "max_seq_length": 4096}
     full, lora = {"train_type": "full", "gradient_accumulation_steps": 8}, {"train_type": "lora", "num_layers": -1}
-    for changes in (full, lora):
+    for changes in (full, lora, lora | {"rollout_quantization": "8"}):
         result = estimate_run(parse(long | changes), shape, machine_bytes(), prompt=400)
         reported |= {*result.rollout.sizes, *result.training.sizes}
-    assert {"prompts", "adapters", "KV cache", "logits"} <= reported, "the settings above no longer reach these parts"
+    assert {"prompts", "adapters", "rollout weights", "KV cache", "logits"} <= reported, (
+        "the settings above no longer reach these parts"
+    )
     assert reported <= set(PARTS)
 
 

@@ -40,6 +40,7 @@ PARTS = {
     "gradients": ("Gradients", "One number for every weight that learns."),
     "reference": ("Reference", "The weights of the reference model that are its own."),
     "draft model": ("Draft model", "The model that drafts tokens."),
+    "rollout weights": ("Rollout weights", "The quantised copy that completions are sampled from."),
     "teacher": ("Teacher", "The model that is learned from, which does not change."),
     "vision": ("Vision", "The part that reads images, and what it read of a step's images."),
     "reward models": ("Reward models", "Models that score completions."),
