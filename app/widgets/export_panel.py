@@ -65,7 +65,7 @@ class ExportChoices(QWidget):
         self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.choose = button("Choose…", self._choose_folder)
         self.name = QLineEdit(run.name)
-        self.repo = QLineEdit(placeholderText=f"{run.name}, under your own name; or owner/name")
+        self.repo = QLineEdit(placeholderText=run.name, toolTip="Under your own name, unless you type owner/name")
         self.public = CheckBox("Public: everybody can see it")
         self.replace = CheckBox("Replace what the repository has")
         self.overwrite = CheckBox("")

@@ -163,6 +163,7 @@ def test_upload_previews_first(qtbot, make_panel: MakePanel, monkeypatch, tmp_pa
     about |= {"card": "# Run", "account": None, "account_problem": "Nobody."}
     panel = make_panel(f"print({json.dumps({'preview': about})!r})")
     choose(panel, target="hub", format="adapter")
+    assert panel.choices.repo.placeholderText() == panel.run.name, "more was cut after a default name"
     assert panel.start.text() == "Preview…" and panel.choices.repo.isVisible() and not panel.choices.name.isVisible()
     assert panel.start.isEnabled(), "without a name it is the run's, under the account's"
     panel.choices.public.setChecked(True)
