@@ -139,20 +139,25 @@ class StepContext:
             self.learner.change(warmup_settings(config), self.steps, keys)
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
-        metrics = self.learner.learn(self.packed(groups, config), poll)
+        metrics = self.learner.learn(self._packed(groups, config, self.learner), poll)
         mx.synchronize()  # raises what has failed of this step on the GPU, before the step counts
         release_cached_buffers()
         names = {} if self.waiting_learner is None else WARMUP_METRICS
         return {names.get(name, name): value for name, value in metrics.items()}
 
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
-        return (self.waiting_learner or self.learner).held_out_metrics(self.packed(groups, config), poll)
+        learner = self.waiting_learner or self.learner
+        return learner.held_out_metrics(self._packed(groups, config, learner), poll)
 
-    def packed(self, groups: list[Group], config: Config) -> Batch:
+    def _packed(self, groups: list[Group], config: Config, learner: Learner) -> Batch:
         for group in groups:  # labels, and what other ranks have sampled
             if group.images is None:
                 (group.images,) = self.policy.images_of([group.problem])
-        return pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=config.mask_truncated_completions)
+        samples = (
+            learner.algorithm.of_sampler or config.sft_targets == "best_of_n"
+        )  # a cut label is imitated all the same
+        is_masked = config.mask_truncated_completions and samples
+        return pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=is_masked)
 
     def step_size(self, config: Config) -> StepSize:
         forward, every_row = self.learner.forward, config.prompts_per_step * config.group_size

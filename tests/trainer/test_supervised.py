@@ -121,6 +121,18 @@ def test_the_best_of_a_group_is_imitated_where_it_beats_the_mean(rewards: list[f
     assert {completion.advantage for completion in completions} <= {0.0, 1.0}
 
 
+@pytest.mark.parametrize("more", [{"train_mode": "sft"}, {"warmup_steps": 2}], ids=str)
+def test_labels_that_are_cut_are_imitated_though_cut_completions_are_not(
+    raw: dict[str, Any], more: dict[str, Any], run: RunFolder, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"What is {n}?", "completion": "one two " * 90} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    short = {"data": str(tmp_path / "rows.jsonl"), "mask_truncated_completions": True, "max_seq_length": 60}
+    steps = metrics(small_run.trained(raw | short | more, run))[:2]
+    assert [each["completions/clipped_ratio"] for each in steps] == [1.0, 1.0]
+    assert all(each["loss" if "train_mode" in more else "warmup/loss"] > 0 for each in steps)
+
+
 def test_sft_on_the_best_of_its_own_needs_no_labels(raw: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
     small_run.write_rows(tmp_path / "unlabelled.jsonl")
     own = {"train_mode": "sft", "sft_targets": "best_of_n", "data": str(tmp_path / "unlabelled.jsonl"), "iters": 12}
