@@ -180,6 +180,8 @@ CASES = (
     Case("V 32k, filters", {"vocab_size": 32768}, {"top_p": 0.95, "top_k": 20}, completion=32),
     Case("V 150k", {"vocab_size": 150016, "layers": 2}, group=4, completion=64),
     Case("prompt 512, T 32", prompt=512, completion=32),
+    Case("prompt 256, G 2", group=2, prompt=256),
+    Case("prompt 512, G 2, last layer", settings={"num_layers": 1}, group=2, prompt=512, completion=32),
     Case("four prompts, accumulated", {"layers": 2}, {"gradient_accumulation_steps": 2}, prompts=2, completion=64),
     Case("8 layers, recomputed", {"layers": 8}, RECOMPUTED),
     Case("T 256, recomputed", {}, RECOMPUTED, group=4, completion=256),

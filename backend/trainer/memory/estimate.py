@@ -248,11 +248,12 @@ def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gp
         "gradient checkpointing": chosen.recompute and not quickest.recompute,
         f"computing logits for {chosen.chunk} tokens at a time": chosen.chunk < quickest.chunk,
     }
+    training = memory.training(chosen)
     return Estimate(
         memory=memory,
         plan=chosen,
-        rollout=memory.rollout(chosen),
-        training=memory.training(chosen),
+        rollout=memory.rollout(chosen, allowed=0 if gpu else training.needed),
+        training=training,
         machine=machine,
         limit=limit,
         reductions=tuple(words for words, is_taken in reductions.items() if is_taken),

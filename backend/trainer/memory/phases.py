@@ -275,8 +275,9 @@ class MemoryModel:
         """Intermediate size of the gated MLP, summed over the experts of a token."""
         return sum(linear.inputs * self.uses_per_token(linear) for linear in layer if linear.name.endswith("down_proj"))
 
-    def rollout(self, plan: MemoryPlan) -> Phase:
-        """The peak of prefill, of copying the prompts' cache into rows, or of the longest rows' last tokens."""
+    def rollout(self, plan: MemoryPlan, allowed: int = 0) -> Phase:
+        """The peak of prefill, of copying the prompts' cache into rows, or of the longest rows' last tokens. `allowed`:
+        bytes up to which MLX allocates ahead of a CPU (`plan_memory`)."""
         if self.row and not self.config.reward_functions:
             return self._phase({}, 0)
         shape, rows = self.shape, min(plan.rows, self.rows)
@@ -315,7 +316,11 @@ class MemoryModel:
             key=sum,
         )
         working = {"KV cache": held, "logits" if work == logits else "activations": work}
-        return self._phase({"decoding weights": self._merged_weights(plan)} | working, held + work)
+        phase = self._phase({"decoding weights": self._merged_weights(plan)} | working, held + work)
+        # Prefill allocates the arrays of attention and MLP together, unless the limit is reached.
+        together = 3 * scores + 6 * mlp_width * self.width + 7 * exponential
+        ahead = min(prompt_cache + together - held - work, allowed - phase.needed)
+        return Phase(phase.sizes | {IN_FLIGHT_NAME: max(ahead, phase.sizes[IN_FLIGHT_NAME])})
 
     def _scoring(self, scorer: MemoryModel, mode: str) -> tuple[int, int]:
         """(KV cache, temporaries of one layer) while a model scores (`backend.judges`); `mode` of a judge."""
