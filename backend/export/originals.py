@@ -31,7 +31,7 @@ from backend.export.trained_weights import TrainedWeights
 from backend.export.writer import KEPT_FILES, SAFETENSORS_TYPES, Done, counter, write_safetensors
 from backend.models import hub
 from backend.models.adapters import array_names
-from backend.models.architectures import rotary_settings
+from backend.models.architectures import mlx_lm_settings
 from backend.models.inventory import is_incomplete
 from backend.models.loading import loading, model_classes
 from backend.models.model_folder import header_of
@@ -74,7 +74,7 @@ class OriginalFiles:
     def empty_model(self) -> nn.Module:
         """A lazy model with random weights. Call `sanitize` only once on each."""
         config = mlx_lm_utils.load_config(self.folder)
-        config |= rotary_settings(config)
+        config |= mlx_lm_settings(config)
         with loading(self.name, "model"):
             model_class, arguments = model_classes(config)
             return model_class(arguments.from_dict(config))

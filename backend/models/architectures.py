@@ -37,6 +37,13 @@ UNTRAINABLE = {
 PREFIX_ATTENTION = ("paligemma",)
 """Vision models whose text model reads a prompt in both directions, and not as mlx-lm does."""
 
+_EXPERTS = {"num_experts": "num_local_experts"}
+_NAMES = {
+    "gpt_neox": {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
+    **dict.fromkeys(("mellum", "qwen3_moe", "qwen3_vl_moe_text"), _EXPERTS),
+}
+"""Architecture → names that mlx-lm reads → names that transformers 5 writes."""
+_LAYERS = {"granitemoehybrid": {"linear_attention": "mamba", "full_attention": "attention"}}
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _REMAPPING, _BY_ARCHITECTURE = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
 
@@ -60,20 +67,27 @@ def is_text_part(config: Mapping[str, Any]) -> bool:
     return _module(text) in architectures()
 
 
-def rotary_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes for mlx-lm: transformers 5 writes `rope_parameters`, by type of layer in Gemma 3."""
+def mlx_lm_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes for mlx-lm: transformers 5 writes `rope_parameters`, by type of layer in Gemma 3, and other names."""
     changes: dict[str, Any] = {}
-    if nested := rotary_settings(text) if (text := language_model(config)) else {}:
+    if nested := mlx_lm_settings(text) if (text := language_model(config)) else {}:
         changes["text_config"] = {**text, **nested}
     rope, layers = _mapping(config.get("rope_parameters")), config.get("layer_types")
     every = _mapping(rope.get("full_attention")) or rope
     changes |= {key: every[key] for key in ("rope_theta", "partial_rotary_factor") if key in every}
     if every.get("rope_type", "default") != "default":
         changes["rope_scaling"] = every
+    elif every and "rope_scaling" not in config:  # some of mlx-lm's models must be told that there is none
+        changes["rope_scaling"] = None
     if "rope_theta" in (local := _mapping(rope.get("sliding_attention"))):
         changes["rope_local_base_freq"] = local["rope_theta"]
         if isinstance(layers, list) and "full_attention" in layers:
             changes["sliding_window_pattern"] = layers.index("full_attention") + 1
+    known, kinds = {**config, **changes}, _LAYERS.get(model_type(config))
+    names = _NAMES.get(model_type(config), {}).items()
+    changes |= {ours: known[theirs] for ours, theirs in names if ours not in config and theirs in known}
+    if kinds and isinstance(layers, list):
+        changes["layer_types"] = [kinds.get(str(layer), layer) for layer in layers]
     return changes
 
 

@@ -24,7 +24,7 @@ from backend.engine import cpu
 from backend.engine.model_probe import is_causal
 from backend.engine.output_layer import PROBE
 from backend.models import hub
-from backend.models.architectures import is_text_part, language_model, rotary_settings
+from backend.models.architectures import is_text_part, language_model, mlx_lm_settings
 from backend.models.hub_client import hub_errors
 from backend.models.model_folder import check_arrays, check_config
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
@@ -57,7 +57,7 @@ class TextPart(nn.Module):
         self._is_tied = bool(text.get("tie_word_embeddings") or config.get("tie_word_embeddings"))
         if text["model_type"] in CONFIG_MAPPING:  # config.json leaves out its defaults, and mlx-lm's are others
             whole = CONFIG_MAPPING[text["model_type"]](**text).to_dict()
-            text = {**whole, **rotary_settings(whole), **text}
+            text = {**whole, **mlx_lm_settings(whole), **text}
         self._text = text
         self._make(self._is_tied)
 
@@ -145,7 +145,7 @@ def open_weights(
     """(model, config.json with `changes`), arrays unread. `classes`: of model and arguments. Raises UserError."""
     config = check_config(folder / "config.json", name, setting) | (changes or {})
     check_arrays(folder, setting)
-    changes = {**(changes or {}), **rotary_settings(config)}
+    changes = {**(changes or {}), **mlx_lm_settings(config)}
     with loading(name, setting):
         return mlx_lm_utils.load_model(folder, True, True, changes, classes, trust_remote_code=False)
 

@@ -34,6 +34,7 @@ from backend.utils.errors import UserError
 from backend.utils.safetensors import BrokenFile, read_header
 from tests.support import random_models
 from tests.support.adapters import save_adapters
+from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
 from tests.support.reference_forward import sampled_groups
@@ -206,6 +207,37 @@ def test_rotary_settings_are_read_as_transformers_5_writes_them(
         assert read["rope_theta"] == flat["rope_theta"], "exports are read by mlx-lm too"
         logits.append(model(mx.array([[*range(2, 60)]])))
     assert mx.array_equal(*logits)
+
+
+DEFAULT_ROPE = {"rope_theta": 5e5, "rope_type": "default"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "flat", "written"),
+    [
+        ("qwen3_moe", {"num_experts": 4}, {"num_local_experts": 4}),
+        ("glm4_moe", {"rope_scaling": None, "rope_theta": 5e5}, {"rope_parameters": DEFAULT_ROPE}),
+        (
+            "gpt_neox",
+            {"rotary_emb_base": 5e5, "rotary_pct": 0.25, "intermediate_size": 128},
+            {"rope_parameters": DEFAULT_ROPE | {"partial_rotary_factor": 0.25}, "intermediate_size": 128},
+        ),
+        (
+            "granitemoehybrid",
+            {"layer_types": ["mamba", "attention"]},
+            {"layer_types": ["linear_attention", "full_attention"]},
+        ),
+    ],
+)
+def test_names_of_transformers_5_are_read(tmp_path: Path, arch: str, flat: dict, written: dict) -> None:
+    folder = tiny_model(tmp_path / "model", arch, own=tiny_config(arch) | flat, noise=0.3)
+    expected = load_model(str(folder), "model")[0](IDS)
+    config = json.loads((folder / "config.json").read_text())
+    theirs = {key: value for key, value in config.items() if key not in flat} | written
+    (folder / "config.json").write_text(json.dumps(theirs))
+    model, _, read = load_model(str(folder), "model")
+    assert mx.array_equal(model(IDS), expected)
+    assert read.items() >= flat.items(), "exports are read by mlx-lm too"
 
 
 IDS = mx.array([[5, 9, 40, 7, 3, 100, 8]])

@@ -35,12 +35,6 @@ SPECIAL = {
     "mixtral": EXPERTS,
     "qwen3_moe": EXPERTS | HEADS,
 }
-PUBLISHED = {
-    "gemma3_text": {"sliding_window_pattern": 2},
-    "qwen3_moe": {"num_experts": 4},
-    "phi": {"partial_rotary_factor": 0.5},
-}
-"""Keys that published models have and transformers 5 does not write, but mlx-lm reads."""
 
 
 def make(family: str, folder: str, shard: str = "5GB") -> None:
@@ -52,10 +46,6 @@ def make(family: str, folder: str, shard: str = "5GB") -> None:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder, max_shard_size=shard)
-    file = pathlib.Path(folder, "config.json")
-    saved = json.loads(file.read_text())
-    rope = saved.get("rope_parameters") or {}
-    file.write_text(json.dumps({"rope_theta": rope.get("rope_theta", 1e6)} | saved | PUBLISHED.get(family, {})))
 
 
 def logits(folder: str, adapter: str = "") -> list[list[float]]:
