@@ -19,7 +19,7 @@ from backend.config.other_programs.translation import translate
 from backend.config.setting import AT_RESUME, STAGE_KEYS, STEERABLE
 from backend.config.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings
 from backend.config.updates import OF_THE_RATE, OWN
-from backend.runs.events import RUN_FORMAT, EventLog, event_ends, is_number
+from backend.runs.events import RUN_FORMAT, EventLog, check_format, event_ends, is_number
 from backend.runs.metric_names import COMPARISONS, EVALUATION, WINDOW, parse_condition
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import TrainingState
@@ -133,6 +133,7 @@ def write_changes(run: RunFolder, changes: Sequence[Change]) -> None:
 
 def run_config(run: RunFolder, step: int | None = None) -> Config:
     """The settings of a run at a step, or at its end; config.yaml has those that it began with. Raises UserError."""
+    check_format(run)  # before its settings, of which a newer version may have others
     config, changes = load(run.config), read_changes(run)
     if step is None and config.stages:  # a run that ended before its last stage has never had its settings
         step = max((event["step"] for event in event_ends(run.events) if event["kind"] == "step"), default=0)

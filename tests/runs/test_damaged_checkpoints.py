@@ -205,9 +205,12 @@ def test_a_newer_version_s_run_is_refused_and_not_touched(run: RunFolder, where:
     else:
         run.changes.write_text(json.dumps({"v": newer, "changes": {"of": "another form"}}))
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.path.rglob("*") if path.is_file()}
-    result = CliRunner().invoke(command_line(), ["resume", str(run.path), "--set", "iters=9"])
-    assert result.exit_code == 2
-    assert f"has format {newer} and this version of GRPO Studio knows formats up to {RUN_FORMAT}" in result.stderr
+    said = f"has format {newer} and this version of GRPO Studio knows formats up to {RUN_FORMAT}"
+    export = ["export", "--to", "folder", "--folder", str(run.path.parent), "--format", "adapter"]
+    others = [["clone"], ["evaluate"], ["generate", "--prompt", "a"], export]
+    for verb, *more in (["resume", "--set", "iters=9"], *others):
+        result = CliRunner().invoke(command_line(), [verb, str(run.path), *more])
+        assert (result.exit_code, said in result.stderr) == (2, True), (verb, result.output)
     after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.path.rglob("*") if path.is_file()}
     assert after == before
     with pytest.raises(UserError):
