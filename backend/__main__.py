@@ -8,6 +8,9 @@ import shutil
 import sys
 from pathlib import Path
 
+if (hook := sys.excepthook) is sys.__excepthook__:  # Ctrl-C while the imports below run is no bug
+    sys.excepthook = lambda kind, *error: None if kind is KeyboardInterrupt else hook(kind, *error)
+
 import typer
 
 from backend.cli import completions

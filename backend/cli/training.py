@@ -151,13 +151,15 @@ def read_settings(
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
-    """`--set key=value …` as YAML, except for text settings: `run_name=007` stays text. Raises UserError."""
+    """`--set key=value …` as YAML, except for text settings: `run_name=007` stays text, mlx-lm's `lr_schedule={…}` does
+    not. Raises UserError."""
     parsed: dict[str, Any] = {}
     for text in changes:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
             raise UserError("set", f"--set {quote(text)} must be written as key=value.")
-        is_text = key in SETTINGS and SETTINGS[key].kind in TEXTS
+        kind = SETTINGS[key].kind if key in SETTINGS else ""
+        is_text = kind in TEXTS and not (kind == "choice" and value.startswith("{"))
         parsed[key] = value if is_text else parse_yaml(value, f"--set {quote(text)}", key)
     return parsed
 

@@ -359,10 +359,21 @@ def _check_plan(plan: SweepPlan) -> None:
                 sentence = where + cut_in_the_middle(problem.sentence, SENTENCE - len(where))
                 problem = ConfigProblem(problem.setting, sentence)
             found[problem] = None
+    found |= (
+        {ConfigProblem("metric", problem.sentence): None for problem in _metric_problems(plan)} if not found else {}
+    )
     if not found and plan.halving is not None and (problem := _halving_problem(plan, plan.halving)):
         found[problem] = None
     if found:
         raise UserError(list(found))
+
+
+def _metric_problems(plan: SweepPlan) -> list[ConfigProblem]:
+    """Those of the first configuration with the metric as its best checkpoint's."""
+    raw = plan.raw_settings(plan.members()[0]) | {"steps_per_eval": 1}
+    names = [plan.metric, *([f"rewards/{plan.metric}/mean"] if plan.rank_by == "training" else [])]
+    tried = [problems(raw | {"best_metric": EVALUATION + name}) for name in names]
+    return tried[0] if all(tried) else []
 
 
 def _halving_problem(plan: SweepPlan, halving: Halving) -> ConfigProblem | None:

@@ -354,6 +354,7 @@ def test_a_run_that_does_not_exist_cannot_be_resumed_or_exported(runs: Path) -> 
         ({}, "reward_functions=r1_int,r1_count_xml", "reward_functions", ["r1_int", "r1_count_xml"]),
         ({}, "system_prompt=Answer: yes or no", "system_prompt", "Answer: yes or no"),
         ({}, "run_name=007", "run_name", "007"),
+        ({}, "lr_schedule={name: linear_schedule, arguments: [1e-3, 0, 9]}", "learning_rate", 1e-3),
         ({}, "chat_template_kwargs={enable_thinking: true}", "chat_template_kwargs", {"enable_thinking": True}),
     ],
 )

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -341,3 +342,12 @@ def test_an_estimate_for_several_machines_says_whose_memory_it_is(tmp_path: Path
     assert "each holds the whole model" in told.replace("\n", " ") and "as it was before" in told
     assert "each holds" not in call("estimate", demo_config(), "--hosts", "none").stdout
     assert "hosts: There is no file" in refused("estimate", demo_config(), "--hosts", tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"), [("KeyboardInterrupt", -signal.SIGINT, ""), ("OSError", 1, "Error")]
+)
+def test_ctrl_c_while_modules_load_prints_nothing(error: str, code: int, says: str) -> None:
+    command = [sys.executable, "-c", f"import backend.__main__; raise {error}"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == code and ended.stderr.rstrip().endswith(says) and bool(ended.stderr) == bool(says)

@@ -48,6 +48,10 @@ def test_a_grid_is_every_combination_with_every_seed() -> None:
     follows = {"train_mode": "distill", "teacher_model": "t"}
     for changes, metric in ((imitates, "loss"), (follows, "distillation/divergence")):
         assert parse_sweep(sweep(base=BASE | changes, over={"rank": [2, 4]})).metric == metric
+    for rank_by, metric in (("held_out", "r1_int"), ("held_out", "rewrd"), ("training", "rewrd")):
+        with pytest.raises(UserError, match=f"There is no metric eval/{metric}."):
+            parse_sweep(sweep(metric=metric, rank_by=rank_by))
+    parse_sweep(sweep(metric="r1_int_reward_func", rank_by="training"))
 
 
 def test_a_setting_that_the_stages_replace_does_not_vary() -> None:
