@@ -9,7 +9,6 @@ A line of JSON on stdin is a call, a line on stdout its result:
 """
 
 import json
-import pathlib
 import sys
 
 import peft
