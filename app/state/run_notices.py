@@ -105,7 +105,7 @@ def findings_of(run: Run, dismissed: Container[tuple[str, int | None]]) -> list[
     """The findings that hold, the worst first, then past ones."""
     episodes = [*reported(run.data.health)]
     for note in run.data.notes:
-        if note.get("level") == "warning" and "answers" not in note:
+        if note.get("level") == "warning" and not {"answers", "during"} & note.keys():  # a pause's has a card
             episodes.append(Episode(note_text(note), note_text(note), "", title="Warning"))
     episodes = [episode for episode in episodes if (episode.code, episode.since) not in dismissed]
 

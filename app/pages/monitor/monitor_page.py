@@ -275,10 +275,8 @@ class MonitorPage(QWidget):
             queue = CardAction("Show the queue", lambda: session.page_requested.emit("runs"))
             show("Waiting in the queue", "muted", before, actions=[queue])
         elif run.state == "paused":
-            waits = "Nothing is lost."
-            advice = f"{waits} It resumes by itself; Resume does so now." if run.data.pause_reason else ""
             actions = [CardAction("Resume", lambda: session.send("resume"), primary=True)]
-            show("Paused", "warning", run.data.pause_reason or waits, advice, actions=actions)
+            show("Paused", "warning", run.data.pause_reason, "Nothing is lost.", actions=actions)
         elif run.state == "finished":
             is_early = ending.get("reason") in ("stop_when", "early_stopping")
             sentence = str(ending.get("sentence") or "") if is_early else ""
