@@ -115,7 +115,8 @@ class RecordedRows(TokenizedPrompts):
         recorded = row.pop(COLUMN)  # reward functions get the row, but not what other completions are
         tokens = common_prefix([each["before"] for each in recorded])
         self._lengths[index] = len(tokens)
-        problem = problem_of(index, row, self._chat(index, row), tokens, self.format)
+        chat = self.read(row, self.format, row_name(index, self._source))
+        problem = problem_of(index, row, chat, tokens, self.format)
         return replace(problem, recorded=recorded) if self.fits(index) else None
 
 
