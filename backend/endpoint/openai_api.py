@@ -84,8 +84,11 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def sampling(self, model: ServedModel) -> Sampling:
-        schema = (self.response_format.json_schema or {}).get("schema") or {"type": "object"}
-        grammar = None if self.response_format.type == "text" else Grammar("schema", json.dumps(schema))
+        form = self.response_format
+        schema = (form.json_schema or {}).get("schema") if form.type == "json_schema" else {"type": "object"}
+        if not isinstance(schema, dict):
+            raise UserError("response_format", "A response format json_schema needs its schema, an object.")
+        grammar = None if form.type == "text" else Grammar("schema", json.dumps(schema))
         return replace(super().sampling(model), grammar=grammar)
 
 

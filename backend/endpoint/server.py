@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from backend.config.checks import RESERVED_TEMPLATE_OPTIONS
 from backend.data.problems import TooLong, tokenize_if_fits
 from backend.endpoint import openai_api as api
 from backend.endpoint.engine import MODEL_FAILED, Engine, Job
@@ -138,6 +139,8 @@ class Endpoint:
         tools = asked.tools or [] if asked.tool_choice != "none" else []
         if tools and model.turn_format.fault:
             raise RequestError(400, model.turn_format.fault, "tools")
+        if reserved := asked.chat_template_kwargs.keys() & set(RESERVED_TEMPLATE_OPTIONS):
+            raise RequestError(400, f"{reserved.pop()} is not an option to choose.", "chat_template_kwargs")
         variables = {**model.config.chat_template_kwargs, **asked.chat_template_kwargs}
         variables |= {"tools": tools} if tools else {}
 
@@ -273,7 +276,7 @@ class Choice:
 
     @property
     def has_logprobs(self) -> bool:
-        return self.asked.request.logprobs not in (None, False)
+        return self.asked.request.logprobs is not (False if self.asked.is_chat else None)
 
     def logprobs(self, tokens: Sequence[SampledToken]) -> Message | None:
         tokenizer = self.asked.model.policy.tokenizer

@@ -118,6 +118,8 @@ def test_text_completions_and_the_likeliest_tokens(served: Served) -> None:
     ):
         assert len(best) <= 3 and max(best, key=lambda each: best[each]) == token  # temperature 0
         assert best[token] == pytest.approx(logp, abs=1e-4)
+    sampled = client.completions.create(**asked, logprobs=0).choices[0].logprobs
+    assert sampled is not None and sampled.token_logprobs == pytest.approx(choice.logprobs.token_logprobs, abs=1e-4)
     # Batched, it is the same
     assert client.completions.create(**asked).choices[0].text == choice.text
     several = client.completions.create(model="first", prompt=["What", "What is 3"], max_tokens=4, n=2)
@@ -160,6 +162,11 @@ def test_a_bad_request_gets_one_sentence_and_harms_nobody(served: Served) -> Non
             {"messages": ASK, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}},
             "schema cannot be used",
         ),
+        *(
+            ({"messages": ASK, "response_format": {"type": "json_schema", "json_schema": form}}, "needs its schema")
+            for form in (None, {"schema": "x"})
+        ),
+        ({"messages": ASK, "chat_template_kwargs": {"tokenize": False}}, "tokenize is not an option"),
     ):
         answer = served.post("/v1/chat/completions", json=request)
         assert answer.status_code == 400 and sentence in answer.json()["error"]["message"], answer.text
