@@ -166,7 +166,7 @@ class EvaluatePage(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         self.tables.setSizes([round(FIGURES_SHARE * self.width()), round((1 - FIGURES_SHARE) * self.width())])
-        detail = max(theme.scaled(DETAIL), self.height() // 4)
+        detail = max(theme.scaled(DETAIL), self.height() // 3)
         self.parts.setSizes([self.height() - detail, detail])
 
     def showEvent(self, event: QShowEvent) -> None:
