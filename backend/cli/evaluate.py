@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -95,6 +96,9 @@ def evaluate(
         passing=passing,
     )
     folder = out or (evaluated.run.evaluations if evaluated.run is not None else None)
+    there = next((each for each in (folder, *folder.parents) if each.exists()), None) if folder is not None else None
+    if there is not None and not os.access(there, os.W_OK):
+        raise UserError("out", f"The folder {there} cannot be written, and the result goes there.")
     at = "-base" if is_base_only else f"-step-{saved.state.step}" if (saved := evaluated.checkpoint) is not None else ""
     with stoppable("Stopped; nothing was written."), _progress(is_stream) as report:
         evaluation, rows = evaluate_model(evaluated, choices, name, report)

@@ -167,7 +167,7 @@ def replay(
     """Replay a recorded run into a new folder, in real time or faster. Trains nothing."""
     from backend.runs.replay import Replay
 
-    playing = Replay(find_run(run), runs_dir, name, speed)
+    playing = Replay(find_run(run, runs_dir), runs_dir, name, speed)
     tell(playing.folder.path, flush=True)
     playing.control.listen_to_signals()
     if not playing.play():

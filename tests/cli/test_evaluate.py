@@ -113,6 +113,13 @@ def test_a_mistake_is_one_sentence(run: RunFolder, arguments: list[str], says: s
     assert evaluations_of(run) == before
 
 
+def test_a_result_that_cannot_be_written_is_refused_first(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) not in (run.path, run.evaluations))
+    for out in ([], ["--out", run.path / "a" / "b"]):
+        said = refused("evaluate", run.path, "--greedy", *out)
+        assert "cannot be written, and the result goes there" in said and "Sampling" not in said
+
+
 def test_a_run_that_is_training_is_left_alone(run: RunFolder) -> None:
     handle = hold_lock(run)
     said = refused("evaluate", run.path)

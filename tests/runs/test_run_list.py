@@ -216,6 +216,7 @@ import sys
 from backend.__main__ import app
 for source in sys.argv[2:]:
     app()(["replay", source, "--speed", "0", "--runs-dir", sys.argv[1]], standalone_mode=False)
+app()(["replay", "healthy-grpo-replay", "--speed", "0", "--runs-dir", sys.argv[1]], standalone_mode=False)
 """
 
 
@@ -227,6 +228,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [str(recorded(folder, name).path) for name in ENDS]
     program = [sys.executable, "-c", PLAY_ALL, str(folder), *sources]
     subprocess.run(program, check=True, cwd=project_root(), capture_output=True)
+    assert (folder / "healthy-grpo-replay-replay").is_dir(), "a name is one of the folder of runs"
     return folder
 
 
