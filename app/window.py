@@ -32,6 +32,7 @@ from app.state.messages import NOTICE, Offer, problems_to
 from app.state.run_files import CrashOffer, newest_checkpoint, silence_advice
 from app.state.session import RUN, Session
 from app.widgets.basic import icons
+from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.dialogs import QuestionBox, ask, keep_folders_in, open_path
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label
@@ -150,9 +151,9 @@ class Window(QMainWindow):
 
     def find_text(self) -> None:
         """Find something on the page that is shown, if it can, else a setting."""
-        page = self.pages.get(self.current_page)
-        if page is not None and hasattr(page, "find_text"):
-            page.find_text()
+        search = getattr(self.pages.get(self.current_page), "search", None)
+        if isinstance(search, SearchEdit):
+            search.take_focus()
         else:
             self.do_on_page("train", "search.take_focus")
 

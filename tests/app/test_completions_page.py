@@ -168,7 +168,7 @@ def test_filter_and_next(qtbot, page: CompletionsPage, run, told) -> None:
 
 def test_a_search_lists_what_it_finds_in_the_whole_run(qtbot, page: CompletionsPage, run, told) -> None:
     show_run(qtbot, page, run)
-    page.find_text()
+    page.search.take_focus()
     assert page.bar.search.hasFocus()
     qtbot.keyClicks(page.bar.search, "SO IT")
     qtbot.waitUntil(lambda: texts_shown(page) == ["so it is", "so it was"])

@@ -184,7 +184,7 @@ def test_contents(page: GuidePage) -> None:
     tree.setFocus()
     QTest.keyClick(tree, Qt.Key.Key_Down)
     assert page.place == guide.place_of_setting("reference_model_path") and tree.hasFocus()
-    page.find_text()
+    page.search.take_focus()
     QTest.keyClicks(page.contents.search, "entropy collapse")
     assert tree.topLevelItem(0).text(0) == "Entropy collapse"
     QTest.keyClick(page.contents.search, Qt.Key.Key_Return)

@@ -188,6 +188,7 @@ class CompletionsPage(QWidget):
         self._save_menu.addAction("Everything shown…", lambda: self._ask_where(range(self.model.rowCount())))
         self._show_saving()
         self.switcher, self.bar = Switcher(chosen=session.open_run), FilterBar()
+        self.search = self.bar.search
         self.earlier = button("Earlier", lambda: self.go(-1), tip="The step before (Ctrl+[)")
         self.later = button("Later", lambda: self.go(1), tip="The step after (Ctrl+])")
         self.step = NumberEdit(name="Step", width=72, integers=(0, 2**31 - 1), editingFinished=self._on_typed)
@@ -486,9 +487,6 @@ class CompletionsPage(QWidget):
         self.save.setText("Cancel" if is_busy else "Save")
         self.save.setProperty("menu", not is_busy)
         self.save.setMenu(None if is_busy else self._save_menu)  # pyright: ignore[reportArgumentType]: None removes it
-
-    def find_text(self) -> None:
-        self.bar.search.take_focus()
 
     def show_requested(self, step: int, name: str | None) -> None:
         """Show the completions of a step that a filter of FILTERS leaves; None: all."""

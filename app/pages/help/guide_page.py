@@ -151,6 +151,7 @@ class GuidePage(QWidget):
         self.place = ""
         self._earlier: list[tuple[str, int]] = []
         self.contents, self.view = GuideContents(), GuideView()
+        self.search = self.contents.search
         self.contents.chosen.connect(self.show_place)
         self.view.link_chosen.connect(self.follow)
         self.back = button("Back", self.go_back, tip="Go back in the guide, or to the page before it (Ctrl+Alt+Left)")
@@ -190,9 +191,6 @@ class GuidePage(QWidget):
             open_link(place)
         else:
             self.show_place(place)
-
-    def find_text(self) -> None:
-        self.contents.search.take_focus()
 
     def _show(self, place: str) -> None:
         chapter, _, anchor = place.partition("#")

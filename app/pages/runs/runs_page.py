@@ -182,9 +182,6 @@ class RunsPage(QWidget):
         self._refresh_timer.stop()
         self.runs.timer.stop()
 
-    def find_text(self) -> None:
-        self.search.take_focus()
-
     def refresh(self) -> None:
         if not self.isVisible() or self.runs.is_reading:
             return
