@@ -70,8 +70,10 @@ def is_text_part(config: Mapping[str, Any]) -> bool:
 def mlx_lm_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Changes for mlx-lm: transformers 5 writes `rope_parameters`, by type of layer in Gemma 3, and other names."""
     changes: dict[str, Any] = {}
-    if nested := mlx_lm_settings(text) if (text := language_model(config)) else {}:
-        changes["text_config"] = {**text, **nested}
+    if text := language_model(config):
+        of_whole = {key: config[key] for key in ("tie_word_embeddings",) if key in config and key not in text}
+        if nested := of_whole | mlx_lm_settings(text):
+            changes["text_config"] = {**text, **nested}
     rope, layers = _mapping(config.get("rope_parameters")), config.get("layer_types")
     every = _mapping(rope.get("full_attention")) or rope
     changes |= {key: every[key] for key in ("rope_theta", "partial_rotary_factor") if key in every}

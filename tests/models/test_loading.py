@@ -209,6 +209,7 @@ def test_rotary_settings_are_read_as_transformers_5_writes_them(
     assert mx.array_equal(*logits)
 
 
+QWEN2_VL = tiny_config("qwen2_vl")["text_config"] | {"tie_word_embeddings": False}
 DEFAULT_ROPE = {"rope_theta": 5e5, "rope_type": "default"}
 
 
@@ -226,6 +227,14 @@ DEFAULT_ROPE = {"rope_theta": 5e5, "rope_type": "default"}
             "granitemoehybrid",
             {"layer_types": ["mamba", "attention"]},
             {"layer_types": ["linear_attention", "full_attention"]},
+        ),
+        (
+            "qwen2_vl",
+            {"text_config": QWEN2_VL},
+            {
+                "text_config": {key: value for key, value in QWEN2_VL.items() if key != "tie_word_embeddings"},
+                "tie_word_embeddings": False,
+            },
         ),
     ],
 )
