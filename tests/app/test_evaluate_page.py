@@ -255,6 +255,8 @@ def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path)
 def test_the_tables_show_what_differs_and_what_was_reached(unchanged: CompareView) -> None:
     settings, results = unchanged.tables()
     assert settings == [["Setting", "A  slow", "B  fast"], ["Learning Rate", "1e-06", "0.0001"]]
+    header = unchanged.settings.horizontalHeader()
+    assert header.textElideMode() == Qt.TextElideMode.ElideMiddle, "names of runs were cut without a sign"
     at = results[0].index("Held-out, best")
     shown = [[*row[:3], *row[at : at + 2]] for row in results]
     assert shown[0][:3] == ["Run", "State", "Steps"]

@@ -174,7 +174,8 @@ class ComparisonTable(BaseTable):
         self._texts.setParent(self)
         self.table: list[list[str]] = []
         self._natural: list[int] = []
-        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        header, mode = self.horizontalHeader(), QHeaderView.ResizeMode.Interactive
+        configure(header, sectionResizeMode=mode, textElideMode=Qt.TextElideMode.ElideMiddle)
 
     def show_table(self, table: Sequence[Sequence[str]]) -> None:
         rows = [list(cells) for cells in table]
