@@ -379,7 +379,8 @@ def check_entries(
         elif not call.file:
             close = nearest(call.function, known)
             hint = f"the nearest is {quote(close, 40)}, and " if close else ""
-            known_ones = f"the known ones are {quote(', '.join(known), 60)}"
+            own_first = sorted(known, key={entry.name for entry in builtin_rewards()}.__contains__)
+            known_ones = f"the known ones are {quote(', '.join(own_first), 60)}"
             sentences.append(f"There is no reward function {quote(call.function, 40)}; {hint}{known_ones}.")
     return [ConfigProblem(_SETTING, sentence) for sentence in sentences] + repeated_names(names)
 
@@ -416,7 +417,7 @@ def _argument_sentences(call: RewardCall, entry: RewardEntry) -> list[str]:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Closest known name, short names included, or None."""
     names = {candidate.lower(): candidate for candidate in known}
-    names |= {short: full for short, full in _short_names().items() if full in names}
+    names |= {_ENDING.sub("", lower): full for lower, full in names.items()}
     close = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), names, n=1)
     return names[close[0]] if close else None
 

@@ -114,6 +114,15 @@ def test_answers_are_stripped_before_comparing_and_an_empty_one_is_never_right()
     assert r1("<answer></answer>", "")[0] == 0.0
 
 
+def test_functions_of_the_own_file_are_the_nearest_and_come_first(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def format_reward(completions, **kwargs):\n    return [0.0 for _ in completions]\n")
+    with pytest.raises(
+        UserError, match="format; the nearest is format_reward, and the known ones are format_reward, r1"
+    ):
+        resolve(["format"], file)
+
+
 def test_all_unknown_names_are_reported_at_once_each_with_the_nearest() -> None:
     with pytest.raises(UserError) as caught:
         resolve(["r1_acuracy", "zzz", "r1_int", "r1_int_reward_func"])
