@@ -165,7 +165,7 @@ def _no_signal(sample: Sample) -> Iterator[Finding]:
     elif len(varying) > 1 and len(flat) == len(sample.groups):
         advice = f"{_listed(varying)} differ, but weighted they cancel out: change a weight."
     elif all(scores.is_constant and scores.known[0] > 0 for scores in sample.working):
-        advice = "Every function gives all it can: take harder prompts."
+        advice = "Every function gives them the same: take harder prompts, or finer scores."
     else:
         advice = "Take a larger group, a higher temperature, partial credit, or easier prompts."
     yield Finding("no_signal", sentence, advice)

@@ -254,7 +254,7 @@ MIXED = [0.0, 1.0, 0.5, 0.0, 1.0, 1.0, 0.0, 0.5]
         # A weighted sum that is constant although its parts vary is easily overlooked (trl#3857).
         ([(MIXED, "a"), (MIXED, "b", -1.0)], {}, "A and B differ, but weighted they cancel out: change a weight."),
         ([([0.5] * 4,)], {"sizes": (4,), "texts": ["same"] * 4}, "They are the same text throughout: raise the temper"),
-        ([([1.0] * 4,)], {"sizes": (4,)}, "Every function gives all it can: take harder prompts."),
+        ([([1.0] * 4,)], {"sizes": (4,)}, "Every function gives them the same: take harder prompts, or finer scores."),
     ],
 )
 def test_no_signal_comes_with_its_likely_reason(functions: Any, about: dict[str, Any], advice: str) -> None:
