@@ -91,17 +91,13 @@ def save_key(host: str, key: str) -> None:
     keychain.store(_entry(host), key.strip(), "url", "key")
 
 
-def key_of(url: str) -> str:
-    """A server's key: of the keychain, or the environment's; "" without one."""
-    return keychain.stored(_entry(urlsplit(url).hostname or "")) or os.environ.get(KEY_VARIABLE, "").strip()
-
-
 class Server:
     """A server that is asked from an event loop in a thread of its own, which ends with `close`."""
 
     def __init__(self, url: str, model: str, timeout_s: float) -> None:
         """Looks whether the server is there. `model`: "" for its first. Raises UserError."""
-        self.url, self._timeout_s, self._key = url, timeout_s, key_of(url)
+        kept = keychain.stored(_entry(urlsplit(url).hostname or ""))
+        self.url, self._timeout_s, self._key = url, timeout_s, kept or os.environ.get(KEY_VARIABLE, "").strip()
         where, models = f"The judge's server at {quote(url, 60)}", tuple[str, ...]()
         try:
             models = models_of(url, key=self._key)

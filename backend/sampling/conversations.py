@@ -131,7 +131,9 @@ class Rollout:
                 turn.result_tokens = len(suffix)
                 going_on.append(row)
             else:
-                turn.results = [replace(each, content=_head(each.content)) for each in results]
+                for place, each in enumerate(results):
+                    if (size := len(each.content)) > LEFT_OUT:
+                        turn.results[place] = replace(each, content=f"{each.content[:LEFT_OUT]}… ({size:,} characters)")
                 outputs.stop[row] = EOS
                 ending.append(row)
         self.waiting -= len(going_on) + len(ending)
@@ -151,10 +153,6 @@ class Rollout:
     def _start(self, row: int) -> int:
         """Where the present turn begins."""
         return len(self.openings[row]) + sum(turn.tokens + turn.result_tokens for turn in self._turns[row])
-
-
-def _head(text: str) -> str:
-    return text if len(text) <= LEFT_OUT else f"{text[:LEFT_OUT]}… ({len(text):,} characters)"
 
 
 def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:

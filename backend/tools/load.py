@@ -205,9 +205,13 @@ class ScorerTools:
         note += (
             "repeated their calls, and the calls that were running ran again, one at a time. Later ends have no note."
         )
-        if note not in self._noted:
-            self._noted.add(note)
-            self._notes.append(note)
+        self._note(note)
+
+    def _note(self, sentence: str) -> None:
+        """A message for the user, once."""
+        if sentence not in self._noted:
+            self._noted.add(sentence)
+            self._notes.append(sentence)
 
     def _restore(self, poll: Poll) -> None:
         """Bring the environments of a new process to where the old ones were."""
@@ -370,9 +374,6 @@ class McpServers(ScorerTools):
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
-
-    def _note(self, sentence: str) -> None:
-        self._notes.append(sentence)
 
     def _soon(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
