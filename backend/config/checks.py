@@ -237,6 +237,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "rollout_quantization", "Weights that are trained as a whole are not quantised for rollouts; choose None."
     ).when(lambda c: c.rollout_quantization != "none" and (c.train_type == "full" or c.modules_to_save)),
+    Rule("rollout_quantization", "Quantization has packed the base already; choose None for one of the two.").when(
+        lambda c: "none" not in (c.rollout_quantization, c.quantization)
+    ),
     Rule("rollout_quantization", "Rollouts are quantised on one machine only; choose None.").when(
         lambda c: c.rollout_quantization != "none" and c.hosts.strip()
     ),

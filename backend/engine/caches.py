@@ -87,7 +87,7 @@ def _halves(B: int, size: int) -> mx.array:
 
 class SlotCache:
     """A layer's keys [B, J, C, d] and values [B, J, C, e] in mlx-lm's cache protocol. A layer with a sliding `window`
-    has all columns too, and masks those out of it: rows of unequal length stay in one array."""
+    keeps all columns and masks those outside it, so rows of unequal length share one array."""
 
     def __init__(self, keys: mx.array, values: mx.array, step: StepContext, window: int | None = None) -> None:
         self.keys, self.values, self.step, self.offset, self.window = keys, values, step, step.position_B, window
@@ -245,7 +245,7 @@ class PrefixMask:
         return self.issued_masks[-1]
 
     def _windowed(self, N: int, K: int, window: int) -> mx.array:
-        """Not among the issued masks, which blocked attention knows to end at each row's prompt."""
+        """As `mask`, [B or 1, 1, N, K + N]. Left out of `issued_masks`, since blocked attention has no windows."""
         length_B111 = mx.array(self.length_B).reshape(-1, 1, 1, 1)
         query_N1, prompt_K, own_N = mx.arange(N)[:, None], mx.arange(K), mx.arange(N)
         of_prompt = (prompt_K < length_B111) & (prompt_K > length_B111 + query_N1 - window)

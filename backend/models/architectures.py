@@ -108,9 +108,9 @@ def quantization_problems(settings: ModelSettings, config: Mapping[str, Any]) ->
     """What the settings want of a model that is quantised already, by its config.json."""
     if not is_quantized_by_mlx(config):
         return []
-    if settings.quantization != "none":
-        what = f"{settings.model} is quantised already; choose None to train it as it comes."
-        return [ConfigProblem("quantization", what)]
+    what = f"{settings.model} is quantised already; choose None to train it as it comes."
+    if twice := [key for key in ("quantization", "rollout_quantization") if getattr(settings, key) != "none"]:
+        return [ConfigProblem(key, what) for key in twice]
     what = f"{settings.model} is quantised, and packed weights cannot learn; choose LoRA or DoRA."
     return [ConfigProblem("train_type", what)] if settings.train_type == "full" else []
 

@@ -120,7 +120,7 @@ class Policy:
         self.set_parameters(tree_map_with_path(lambda name, _: arrays[name], self.parameters()))
 
     def follow(self) -> None:
-        """Take on the present adapters of the policy that this one samples for (see `QuantizedRollouts`)."""
+        """Copy the present adapters of the policy that learns (see `QuantizedRollouts`)."""
 
     def gather_gradient(self, gradient: Any) -> Any:
         """Gradient for `parameters()` from that of the model's arrays (see `ShardedPolicy`)."""
@@ -163,21 +163,23 @@ class Policy:
 
 
 class QuantizedRollouts(Policy):
-    """Samples for `learner`: its base in `rollout_quantization` bits, its adapters. Raises UserError."""
+    """A policy to sample from: the base of `exact` in `rollout_quantization` bits, with the adapters of `exact` as of
+    the last `follow`. Raises UserError."""
 
-    def __init__(self, learner: Policy, config: ModelSettings) -> None:
-        self.learner = learner
-        model = without_adapters(copy_sharing_arrays(learner.model))  # a model says by name what takes how many bits
-        model, model_config = quantized_as(model, learner.model_config, config, "rollout_quantization")
+    def __init__(self, exact: Policy, config: ModelSettings) -> None:
+        self.exact = exact
+        # Without adapters: some models choose the bits by the names of layers, which adapters change.
+        model = without_adapters(copy_sharing_arrays(exact.model))
+        model, model_config = quantized_as(model, exact.model_config, config, "rollout_quantization")
         attach_adapters(model, config)
         mx.eval(model.parameters())
-        super().__init__(model, learner.tokenizer, model_config, None)
+        super().__init__(model, exact.tokenizer, model_config, None)
 
     def follow(self) -> None:
-        self.model.update(self.learner.model.trainable_parameters())
+        self.model.update(self.exact.model.trainable_parameters())
 
     def images_of(self, problems: Iterable[Problem]) -> list[PromptImages | None]:
-        return self.learner.images_of(problems)
+        return self.exact.images_of(problems)
 
 
 @dataclass(frozen=True, slots=True)

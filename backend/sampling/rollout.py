@@ -353,7 +353,7 @@ class Sampler:
                 return ""
         finally:
             self.fused.release()
-        return "its sliding windows are not where the caches put them"
+        return "in a trial the model attended outside its sliding windows"
 
     def _trial_decode(self) -> str:
         """Decode three short prompts together and compare with the whole model. Returns why it failed, or ""."""

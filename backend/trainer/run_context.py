@@ -153,9 +153,8 @@ class StepContext:
         for group in groups:  # labels, and what other ranks have sampled
             if group.images is None:
                 (group.images,) = self.policy.images_of([group.problem])
-        samples = (
-            learner.algorithm.of_sampler or config.sft_targets == "best_of_n"
-        )  # a cut label is imitated all the same
+        # A cut label is imitated all the same.
+        samples = learner.algorithm.of_sampler or config.sft_targets == "best_of_n"
         is_masked = config.mask_truncated_completions and samples
         return pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=is_masked)
 
@@ -374,7 +373,7 @@ class RunContext(StepContext):
     ) -> list[Group]:
         finished = self.scoring.finished(step)
         return scored_groups(
-            self.samplers[-1],
+            self.exact_rollout or self.rollout,
             problems,
             lambda groups, poll: self.scoring.score(groups, step, self.prompt_stream.epoch, poll),
             sampling=self.sampling,
@@ -462,11 +461,12 @@ def step_parts(
     tokens, up to `images` of them of images. The rest is as in `load_context`. Raises UserError."""
     scoring = ScoringStages(config, scorer, steps)
     limits = plan_limits(plan_memory(config, policy, longest_prompts, note, stages, images), most)
-    learner, sampler = (engine or Engine()).build(policy, config, scoring.steps, *limits)
-    sampler.tools, rollout, exact_rollout = Tools.of(config, tools, policy.tokenizer), sampler, None
+    learner, rollout = (engine or Engine()).build(policy, config, scoring.steps, *limits)
+    rollout.tools = Tools.of(config, tools, policy.tokenizer)
+    exact_rollout = None
     if config.rollout_quantization != "none":
-        exact_rollout, coarse = sampler, QuantizedRollouts(policy, config)
-        rollout = Sampler(coarse, config.max_completion_length, stop=config.stop, tools=sampler.tools, **limits[1])
+        exact_rollout, sampled = rollout, QuantizedRollouts(policy, config)
+        rollout = Sampler(sampled, config.max_completion_length, stop=config.stop, tools=rollout.tools, **limits[1])
     rollout.speculation = speculation_of(config, policy, rollout, note)
     waiting = None
     if config.warms_up:  # an optimizer's state takes no memory before its first update

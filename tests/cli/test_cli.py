@@ -66,6 +66,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": "/nowhere/model"}, "model: There is no model /nowhere/model: it is neither a folder nor an"),
     ({"model": "BROKEN/weightless"}, "holds no weights: model*.safetensors is missing."),
     ({"model": "BROKEN/quantised", "quantization": 8}, "is quantised already; choose None to train"),
+    ({"model": "BROKEN/quantised", "rollout_quantization": "8"}, "is quantised already; choose None to train"),
     ({"data": "/nowhere/rows.jsonl"}, "data: There is no file or folder /nowhere/rows.jsonl."),
     ({"data": "BROKEN/empty.jsonl"}, "has no rows to train on."),
     ({"data": "BROKEN/no-answer.jsonl", **_reward("r1_accuracy")}, "answer_feature: There is no column answer; "),
