@@ -55,7 +55,8 @@ def fold(folder: SweepFolder, records: Mapping[Path, RunRecord]) -> FoldedSweep 
     if results is None or not known:
         return None
     best, done = results.ranked[0], sum(run.state not in ("waiting", "training") for run in runs)
-    first = next((known[run.run] for run in best.runs if run.run in known), next(iter(known.values())))
+    shown = results.best_run(best)
+    first = known.get(shown.run if shown is not None else "", next(iter(known.values())))
     state = shown_state(folder, results)
     told = ", ".join(setting_text(*pair) for pair in best.settings.items()) if best.value is not None else ""
     summary = replace(

@@ -76,11 +76,11 @@ class Sweeps(QObject):
         with problems_to(self.told.emit):
             results = read_results(self.folder)
             state = shown_state(self.folder, results) if results is not None else ""
-            if state == INTERRUPTED and self._starting:
+            if results != self.results:  # its process has begun
+                self._starting = 0
+            elif state in RESUMABLE and self._starting:
                 self._starting -= 1
                 state = "starting"
-            elif state == "running":
-                self._starting = 0
             if (results, state) != (self.results, self.state):
                 self.results, self.state = results, state
                 self.changed.emit()

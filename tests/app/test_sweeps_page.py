@@ -155,8 +155,40 @@ def test_a_live_sweep_is_followed_and_stopped(page: SweepsPage) -> None:
         page.sweeps.refresh()
         chosen = page.table.selected_configuration()
         assert chosen is not None and chosen.number == 2, "the row moved, the choice did not"
+        page.table.selectRow(0)
+        results.configurations[1].runs[0].value = 90.0
+        write_results(folder, results)
+        page.sweeps.refresh()
+        assert page.table.selected_configuration().number == 2, "the best stays chosen"
         page.stop_button.click()
         assert folder.control.read_text() == "stop"
+
+
+def test_a_stopped_sweep_is_starting_until_its_new_process_writes(page: SweepsPage, monkeypatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(sweeps_module, "start_detached", lambda command, run: started.append(command))
+    results = read_results(folder := finished("stopped"))
+    results.state = "stopped"
+    write_results(folder, results)
+    page.show()
+    page.resume_button.click()
+    page.sweeps.refresh()
+    assert page.state.text() == "Starting" and not page.resume_button.isEnabled() and len(started) == 1
+    results.state, results.sentence = "failed", "There is no data."
+    write_results(folder, results)
+    page.sweeps.refresh()
+    assert page.state.text() == "Failed" and page.sentence.text() == "There is no data."
+
+
+def test_the_row_of_a_sweep_has_the_results_of_its_best_run(page: SweepsPage, qtbot: Any, tmp_path: Path) -> None:
+    results = read_results(folder := finished())
+    make_runs(load_sweep(folder.plan), folder)
+    results.configurations[1].runs[1].value = 9
+    write_results(folder, results)
+    runs = RunList(tmp_path)
+    with qtbot.waitSignal(runs.settled):
+        runs.refresh()
+    assert runs.sweeps[str(folder.path)].record.settings["seed"] == 1
 
 
 def test_of_two_runs_that_train_in_turns_one_is_queued(page: SweepsPage, qtbot: Any, tmp_path: Path) -> None:

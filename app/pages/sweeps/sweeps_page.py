@@ -196,7 +196,8 @@ class SweepTable(BaseTable):
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
 
     def show_results(self, results: SweepResults | None) -> None:
-        chosen = self.selected_configuration()
+        # Whoever has chosen the best, as at first, has the best.
+        chosen = None if self.selected_rows() == [0] else self.selected_configuration()
         self.cells.show_results(results)
         if self.cells.rows:
             self.fit_columns()
