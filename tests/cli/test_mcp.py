@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import Client
 
 from backend.cli.mcp import CHANGING, READING, RunTools, server_of
 from tests.support import small_run
@@ -20,19 +19,20 @@ class Assistant:
     def __init__(self, runs: Path, *, allow_training: bool) -> None:
         self._server = server_of(RunTools(runs), allow_training=allow_training)
 
-    def tools(self) -> list[str]:
-        async def names() -> list[str]:
-            async with Client(self._server) as client:
-                return [tool.name for tool in (await client.list_tools()).tools]
+    def _request(self, name: str, *arguments: Any) -> Any:
+        from mcp import Client  # takes a second, in each worker of the suite
 
-        return asyncio.run(names())
+        async def request() -> Any:
+            async with Client(self._server) as client:
+                return await getattr(client, name)(*arguments)
+
+        return asyncio.run(request())
+
+    def tools(self) -> list[str]:
+        return [tool.name for tool in self._request("list_tools").tools]
 
     def ask(self, tool: str, fails: bool = False, **arguments: Any) -> Any:
-        async def call() -> Any:
-            async with Client(self._server) as client:
-                return await client.call_tool(tool, arguments)
-
-        answer = asyncio.run(call())
+        answer = self._request("call_tool", tool, arguments)
         text = "".join(getattr(part, "text", "") for part in answer.content)
         assert answer.is_error is fails, text
         return text if fails or not text.startswith(("{", "[")) else json.loads(text)

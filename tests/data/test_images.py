@@ -10,7 +10,6 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import datasets
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -119,6 +118,8 @@ def test_bytes_and_images_of_pil_are_written_once(tokenizer: VisionTokenizer, fo
 def test_rows_of_the_hub_and_of_parquet_hold_no_images_in_memory(
     tokenizer: VisionTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, streaming: bool
 ) -> None:
+    import datasets  # takes a second, in each worker of the suite
+
     cells = [{"bytes": png((64 + i, 48)), "path": "x.png"} for i in range(3)]
     columns = {"prompt": [QUESTION] * 3, column: [[cell] for cell in cells] if column == "images" else cells}
     kind = datasets.Image() if column == "image" else datasets.List(datasets.Image())

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import openai
 import pytest
 
 from backend.runs.events import read_events
@@ -44,7 +43,9 @@ class Served:
     def recorded(self) -> Path:
         return self.runs.parent / "recorded"
 
-    def client(self, path: str = "", key: str = KEY) -> openai.OpenAI:
+    def client(self, path: str = "", key: str = KEY) -> Any:
+        import openai  # takes a second, in each worker of the suite
+
         return openai.OpenAI(base_url=f"{self.root}{path}/v1", api_key=key, max_retries=0, timeout=60)
 
     def post(self, path: str, **request: Any) -> httpx2.Response:
@@ -145,6 +146,8 @@ def test_a_stop_string_and_a_schema(served: Served) -> None:
 
 
 def test_a_bad_request_gets_one_sentence_and_harms_nobody(served: Served) -> None:
+    import openai
+
     client = served.client()
     chat = client.chat.completions.create
     with pytest.raises(openai.AuthenticationError, match="key is missing or wrong"):
@@ -181,6 +184,8 @@ def test_a_bad_request_gets_one_sentence_and_harms_nobody(served: Served) -> Non
 
 
 def test_clients_that_leave_free_their_rows(served: Served) -> None:
+    import openai
+
     client = served.client()
     asked: dict[str, Any] = {"model": "first", "prompt": "What is", "max_tokens": 3000, "temperature": 5}
     with client.completions.create(**asked, n=20, stream=True) as stream:
