@@ -196,7 +196,7 @@ class Menus(QObject):
         `is_remote`: it trains as a Hugging Face job."""
         is_steered = controls and not is_remote and state in ("running", "paused")
         enabled = dict.fromkeys(("pause", "save_now", "change_settings", "finish_step", "stop_when"), is_steered) | {
-            "run": is_remote or state in ("", "queued", "finished", "stopped", "failed", "crashed"),
+            "run": is_remote or state in ("", "reading", "queued", "finished", "stopped", "failed", "crashed"),
             "stop": controls and state in ("starting", "running", "paused"),
             "take_over": not controls,
             "resume": state in ("stopped", "failed", "crashed"),

@@ -355,7 +355,9 @@ class Window(QMainWindow):
 
     def _percent(self) -> int | None:
         run = self.session.run
-        return 100 * run.step // run.iterations if run is not None and run.is_live and run.iterations else None
+        if run is None or not run.is_live or run.state == "reading" or not run.iterations:
+            return None
+        return 100 * run.step // run.iterations
 
     def show_title(self, _key: str = "") -> None:
         """“43 % – run – GRPO Studio” while a run is live, else the name of the form's file."""

@@ -89,8 +89,8 @@ class Mark:
     sentence: str
 
 
-State = archive.State | Literal["paused", "stopping"]
-LIVE: tuple[State, ...] = ("starting", "running", "paused", "stopping")
+State = archive.State | Literal["reading", "paused", "stopping"]  # reading: its event log, for the first time
+LIVE: tuple[State, ...] = ("reading", "starting", "running", "paused", "stopping")
 
 PHASE_WORDS = {
     "loading": "loading the model",
@@ -325,7 +325,7 @@ class Run(QObject):
         self.control = RunControl(folder)
         self.data = RunState()  # another object after `restarted`
         self.index = CompletionIndex(folder.completions)
-        self.state: State = "starting"
+        self.state: State = "reading"
         self.has_caught_up = False  # the last poll reached the end of the event log
         self.start_progress: StartProgress | None = None  # of a live run before its first event
         self.silence = ""  # “No sign of life for 5 min.”

@@ -21,6 +21,7 @@ from backend.runs.run_names import split_name
 STATES = {
     "": ("No run", "placeholder"),
     "queued": ("Queued", "muted"),
+    "reading": ("Reading", "muted"),
     "starting": ("Starting", "warning"),
     "running": ("Running", "good"),
     "paused": ("Paused", "warning"),
@@ -75,6 +76,10 @@ class RunHeader(QWidget):
         self._when.setText(split_name(run.name)[1])
         self._chip.show_state(state)
         self._live.setVisible(live)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._when.setVisible(self.width() >= NARROW)  # else it leaves the name no room
 
     def _begin_rename(self) -> None:
         self.edit.setText(self.switcher.text())

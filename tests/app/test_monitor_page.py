@@ -22,6 +22,7 @@ from app.state.guide import place_of_rule
 from app.state.run_notices import take_up
 from app.state.session import Session
 from app.widgets.basic.number_format import DASH, figure
+from app.window import Window
 from backend.runs.events import METRICS, EventLog
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_record import compare, read_record, results_table
@@ -296,6 +297,18 @@ def test_log_being_read(page: MonitorPage, show_run, tmp_path: Path, session: Se
     session.run._follower.offset //= 2
     page._show_progress(session.run)
     assert page.header.doing.text() == "Step 9 of 60 · reading the event log, 50%"
+
+
+def test_a_run_that_is_read_for_the_first_time_is_not_starting(window: Window, tmp_path: Path) -> None:
+    """One of 20,000 steps, finished long ago, was “Starting” for seconds, with its percentage and a Stop."""
+    session = window.session
+    session.open_run(made_up_runs.make_run(tmp_path / "run", steps=9, ending="finished").path)
+    window.show_page("monitor")
+    assert session.run.state == "reading" and "%" not in window.windowTitle()
+    assert not window.menus["stop"].isEnabled() and window.menus["run"].isEnabled()
+    session.run.poll()
+    session.run.poll()
+    assert session.run.state == "finished"
 
 
 def test_several_machines(tmp_path: Path, page: MonitorPage, show_run, monkeypatch) -> None:

@@ -241,7 +241,9 @@ class MonitorPage(QWidget):
         set_shown(self.note, bool(self.note.text()) and not is_low)
 
     def _show_verdict(self) -> None:
-        if (run := self._run) is None or (run.state in ("starting", "running", "stopping") and not run.silence):
+        if (run := self._run) is None or (
+            run.state in ("reading", "starting", "running", "stopping") and not run.silence
+        ):
             self.verdict.hide()
             return
         # Filled first: each part that appears in a shown card lays out the page and all charts again.

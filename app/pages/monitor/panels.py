@@ -69,7 +69,7 @@ class MetricTile(QFrame):
 
     def set_low(self, low: bool) -> None:
         set_shown(self._caption, not low)
-        self._layout.setContentsMargins(12, 2 if low else 6, 12, 3 if low else 7)
+        self._layout.setContentsMargins(9, 2 if low else 6, 9, 3 if low else 7)
 
     def figure(self) -> str:
         return f"{self._number.text()}{THIN}{self._unit_label.text()}".removesuffix(THIN)
@@ -82,7 +82,7 @@ class MetricTile(QFrame):
 
     def _fit(self) -> None:
         needed = self._number.sizeHint().width() + 5 + self._unit_label.sizeHint().width()
-        set_shown(self._unit_label, bool(self._unit_label.text()) and needed <= self.width() - 24)
+        set_shown(self._unit_label, bool(self._unit_label.text()) and needed <= self.width() - 18)
 
     def _recolour(self) -> None:
         role = "placeholder" if self._number.text() == DASH else self._role

@@ -36,7 +36,7 @@ WIDTHS = {
     "number": 72,
     "steps": 120,
     "duration": 80,
-    "time": 122,
+    "time": 134,
     "bytes": 80,
     "curve": 64,
     "change": 72,
