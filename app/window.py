@@ -476,10 +476,22 @@ class PageStack(QStackedWidget):
         super().resizeEvent(event)
         self._fit()
 
-    def _keep_focus_here(self) -> None:  # away from pages that are not shown
-        widget = QApplication.focusWidget()
-        if widget is None:
+    def _keep_focus_here(self, old: QWidget | None, widget: QWidget | None) -> None:
+        """Away from pages that are not shown; and from the window's first widget, where Qt puts the focus of a button
+        that its own click disables or hides."""
+        shown = self.currentWidget()
+        if widget is None or shown is None:
             return
+
+        def is_here(each: QWidget) -> bool:
+            return each.isEnabled() and each.isVisible() and shown.isAncestorOf(each)
+
+        is_left = not shown.isAncestorOf(widget) and widget.window() is self.window()
+        if is_left and old is not None and shown.isAncestorOf(old) and not is_here(old):
+            near: Any = old.previousInFocusChain()
+            while near is not old and not (near.focusPolicy() and is_here(near)):
+                near = near.previousInFocusChain()
+            return near.setFocus(Qt.FocusReason.OtherFocusReason)
         page = next((page for page in self.pages.values() if page.isAncestorOf(widget)), None)
         if page is None or page is self.currentWidget():
             self._focused = widget

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
 from app.state.consent import Consent
 from app.state.dataset import Dataset
@@ -242,6 +242,7 @@ class Session(QObject):
         self._release_run()
         self.run = run = Run(RunFolder(Path(path)), self)
         run.state_changed.connect(self.run_state_changed)
+        run.restarted.connect(self._close_gone, Qt.ConnectionType.QueuedConnection)
         run.saved.connect(lambda step: self.message.emit(f"Saved: the run can be resumed from step {step:,}."))
         self.run_changed.emit()
         self.messages.withdraw(FORMAT)
@@ -252,6 +253,12 @@ class Session(QObject):
         if self.run is not None:
             self._release_run()
             self.run_changed.emit()
+
+    def _close_gone(self) -> None:
+        if self.run is not None and not self.run.folder.path.exists():
+            name = self.run.folder.name
+            self.close_run()
+            self.messages.say(f"The folder of {name} was moved or deleted.", RUN)
 
     def _release_run(self) -> None:
         if self.run is not None:

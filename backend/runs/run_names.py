@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.config import SETTINGS
+from backend.rewards.catalogue import builtin_rewards
 from backend.runs.archive import MOST_RUNS, raw_settings
 from backend.runs.run_folder import RunFolder, all_runs, modified_at
 from backend.runs.run_record import RunNotes, change_notes, changed_settings, read_notes, read_parent, value_text
@@ -28,11 +29,14 @@ MOST_SETTINGS = 2
 LONGEST_VALUE = 24
 AGAINST_DEFAULTS = ("learning_rate", "grpo_loss_type", "beta", "group_size", "temperature", "train_type", "iters")
 """Settings that name a run without one to compare it with."""
-FIRST = (*AGAINST_DEFAULTS[:5], "reward_functions", "model", "train_type", "rank")  # settings that come first in a name
+FIRST = ("train_mode", *AGAINST_DEFAULTS[:5], "reward_functions", "model", "train_type", "rank")
+"""Settings that come first in a name."""
 SHORT = {"learning_rate": "lr", "group_size": "group", "batch_size": "batch", "temperature": "temp", "beta": "KL"}
-SHORT |= {"grpo_loss_type": "", "train_type": "", "model": "", "reward_functions": "", "iters": "steps"}
+SHORT |= {"grpo_loss_type": "", "train_mode": "", "train_type": "", "model": "", "reward_functions": ""}
+SHORT |= {"iters": "steps"}
 """Short names of settings; a setting with an empty one is told by its value alone."""
 UNTOLD = {"data", "run_name", "lm_studio_name", "report_to", "steps_per_report", "save_every", "val_batches"}
+UNTOLD |= {"best_is_lowest"}  # which the mode sets
 _DEFAULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
 """A folder's default name: model and kind of training, timestamp, and a number if that name existed already."""
 _CLONE = re.compile(r".+-from-\d+(-\d+)?")
@@ -78,7 +82,7 @@ def label_of(run: RunFolder, settings: Mapping[str, Any]) -> str:
         with suppress(UserError):
             if (parent := read_parent(run)) is not None:
                 is_default = any(each.fullmatch(parent.run) for each in (_DEFAULT_NAME, _CLONE, _MEMBER))
-                changed = {key: new for key, (_, new) in parent.changed.items() if key in SETTINGS}
+                changed = {key: _change(key, *pair) for key, pair in parent.changed.items() if key in SETTINGS}
                 return _joined(data if is_default else parent.run, changed, f"from step {parent.step:,}")
     return _joined(data, _of_defaults(settings)) if _DEFAULT_NAME.fullmatch(run.name) else ""
 
@@ -95,7 +99,8 @@ def new_label(run: RunFolder) -> str:
         label = _joined(short_data(own.get("data")), _of_defaults(own))
     else:
         keys = _fitting((key for key in own.keys() | before if own.get(key) != before.get(key)), own)
-        label = _joined(short_data(own.get("data")), {key: own.get(key, SETTINGS[key].default) for key in keys})
+        was, now = ({key: of.get(key, SETTINGS[key].default) for key in keys} for of in (before, own))
+        label = _joined(short_data(own.get("data")), {key: _change(key, was[key], now[key]) for key in keys})
     return next(name for name in chain([label], (f"{label} ({n})" for n in count(2))) if name not in taken)
 
 
@@ -143,6 +148,17 @@ def _fitting(keys: Iterable[str], settings: Mapping[str, Any]) -> list[str]:
     """Those that the mode has a use for."""
     values = {"train_mode": SETTINGS["train_mode"].default, **settings}
     return [key for key in keys if SETTINGS[key].fits_mode(values)]
+
+
+def _change(key: str, old: Any, new: Any) -> Any:
+    """What a name tells of a setting: the new value; of reward functions, those that came and those that went."""
+    if key != "reward_functions" or not isinstance(old, list) or not isinstance(new, list):
+        return new
+    if not new:
+        return "no rewards"
+    labels = {entry.name: entry.label for entry in builtin_rewards()}
+    signed = [("+", each) for each in new if each not in old] + [("−", each) for each in old if each not in new]
+    return [f"{sign}{labels.get(each, each)}" for sign, each in signed] or new
 
 
 def _joined(data: str, settings: Mapping[str, Any], end: str = "") -> str:

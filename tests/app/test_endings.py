@@ -213,6 +213,15 @@ def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot,
         other.close_run()
 
 
+def test_a_run_whose_folder_is_moved_away_is_closed(window: Window, qtbot, tmp_path: Path) -> None:
+    """Another window moved it to the trash, and it had crashed before its first step."""
+    folder = made_up_runs.make_run(tmp_path / "away", steps=3, ending="finished")
+    shown(window, folder, qtbot, "finished")
+    folder.path.rename(tmp_path / "trash")
+    qtbot.waitUntil(lambda: window.session.run is None)
+    assert window.strip.sentence.text() == "The folder of away was moved or deleted."
+
+
 def test_an_unanswered_request_for_control_expires(tmp_path: Path) -> None:
     first, second = RunControl(RunFolder(tmp_path)), RunControl(RunFolder(tmp_path))
     for control in (first, second):

@@ -266,3 +266,9 @@ def test_runs_are_named_by_what_differs(session: Session) -> None:
     (newer := RunFolder(places.runs_folder() / "m-lora-sft-2026-01-02-030406")).path.mkdir()
     newer.config.write_text("model: a\ndata: chats.jsonl\ntrain_mode: sft\niters: 40\nbeta: 0.1\n")
     assert new_label(newer) == "chats · 40 steps"
+    both = "model: a\ndata: chats.jsonl\nreward_functions: [r1_accuracy_reward_func, {}]\n"
+    newer.config.write_text(both.format("r1_count_xml"))
+    other.config.write_text("model: a\ndata: chats.jsonl\ntrain_mode: sft\niters: 20\nbest_is_lowest: true\n")
+    assert new_label(other).startswith("chats · sft · ") and "lower" not in new_label(other)
+    other.config.write_text(both.format("r1_int_reward_func"))
+    assert new_label(other) == "chats · +Integer Answer, −XML C…", "it was “r1_accuracy_reward_func…” of all"

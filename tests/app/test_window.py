@@ -111,6 +111,22 @@ def test_find_goes_to_the_search_of_the_page(qtbot: PatientQtBot, window: Window
     assert window.current_page == page and field.hasFocus()
 
 
+def test_the_focus_stays_on_the_page_when_its_button_is_disabled(window: Window, qtbot: PatientQtBot):
+    """It went to the button that collapses the sidebar."""
+    window.show_page("sweeps")
+    page = window.pages["sweeps"]
+    with qtbot.waitActive(window):
+        window.show()
+        window.activateWindow()
+    page.resume_button.setEnabled(True)
+    page.resume_button.setFocus()
+    page.resume_button.setEnabled(False)
+    assert page.isAncestorOf(QApplication.focusWidget())
+    page.start_button.setFocus()
+    page.start_button.hide()
+    assert page.isAncestorOf(QApplication.focusWidget())
+
+
 def test_run_starts_with_the_form(session: Session, started):
     pages = list[str]()
     session.page_requested.connect(pages.append)
