@@ -178,8 +178,9 @@ def answer_logits(open_: OpenModel, tokens: list[TokenizedSample]) -> Iterator[m
     for index, layer in enumerate(list(getattr(model, "layers", ()))):
         _free_after_use(layer, lambda index=index: open_().layers[index])  # pyright: ignore
     for name, module in model.named_modules():
-        # An output layer that is not known computes every position: more memory and time, the same logits.
-        if type(module) in (nn.Embedding, nn.QuantizedEmbedding):
+        # An output layer that is not known computes every position: more memory and time, the same logits. So does the
+        # one within an adapter (mlx-lm calls it `embedding`), which adds its part to all of them.
+        if type(module) in (nn.Embedding, nn.QuantizedEmbedding) and not name.endswith(".embedding"):
             _replace_method(module, "as_linear", logits_of_answers)
         elif type(module) in (nn.Linear, nn.QuantizedLinear) and name.rpartition(".")[2] == "lm_head":
             _replace_method(module, "__call__", logits_of_answers)

@@ -136,6 +136,13 @@ def test_fused_models_have_trained_logits(trained_run: TrainedRun, tmp_path: Pat
     assert furthest(logits_of(tmp_path / "base"), trained) > 0.01  # or the line above shows nothing
 
 
+@pytest.mark.parametrize("train_type", ["lora", "dora"])
+def test_adapters_of_a_tied_embedding_are_merged(tmp_path: Path, train_type: str) -> None:
+    base = tiny_model(tmp_path / "base", layers=1)
+    trained = write_run(tmp_path / "run", base, train_type, lora_keys=["embed_tokens", "q_proj"])
+    assert furthest(logits_of(fuse_run(RunFolder(tmp_path / "run"))), trained) < 1e-4
+
+
 def stored(folder: Path) -> dict[str, mx.array]:
     return dict(mx.load(str(folder / "model.safetensors")))  # pyright: ignore
 
