@@ -79,6 +79,10 @@ def without_adapters(model: nn.Module) -> nn.Module:
 def _attach(model: nn.Module, config: AdapterSettings, keys: list[str]) -> str:
     """Attach adapters to the layers `keys`, [] for all; returns the model's own error, or "". Raises UserError."""
     parameters, is_dora = lora_parameters(config, keys), config.train_type == "dora"
+    packed = {name for name, each in adaptable_layers(model).items() if isinstance(each, nn.QuantizedEmbedding)}
+    if is_dora and (embeddings := sorted(packed.intersection(keys))):
+        what = f"mlx-lm has no DoRA for {quote(embeddings[0], 60)}, a quantised embedding"
+        raise UserError("lora_keys", f"{what}; take it out, or choose LoRA.")
     mx.random.seed(config.seed)
     try:
         linear_to_lora_layers(model, adapted_layer_count(model, config.num_layers), parameters, use_dora=is_dora)

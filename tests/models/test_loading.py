@@ -349,6 +349,13 @@ def test_all_linear_is_every_layer_but_the_output(models: Path, tmp_path: Path) 
     assert saved["lora_parameters"]["keys"] == ["self_attn.q_proj", "lm_head"]  # mlx-lm knows whole names alone
 
 
+def test_dora_takes_no_quantised_embedding(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", bits=4)
+    with pytest.raises(UserError, match=r"no DoRA for model\.embed_tokens, a quantised embedding") as caught:
+        load_policy(parse({"model": str(base), "data": "none", "lora_keys": ["embed_tokens"], "train_type": "dora"}))
+    assert caught.value.faults[0].setting == "lora_keys"
+
+
 @pytest.mark.parametrize(
     ("keys", "named"),
     [(["w_proj"], "w_proj"), (["self_attn.q_proj", "mlp.w1", "nope"], "mlp.w1, nope"), (["self_attn"], "self_attn")],
