@@ -29,7 +29,7 @@ from backend.models.adapters import adapted_layer_count, adapter_about, whole_mo
 from backend.models.architectures import is_text_part
 from backend.models.loading import loading
 from backend.models.model_folder import header_of, object_or_empty
-from backend.models.policy import Policy
+from backend.models.policy import Policy, is_packed
 from backend.models.tokenizers import tokenizer_folder
 from backend.trainer.memory.model_shape import shape_of
 from backend.utils.disk import require_room, whole_folder
@@ -61,12 +61,12 @@ def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -
     changed = [
         (name, _plain(module, dtype, keeps_bits))
         for name, module in model.named_modules()
-        if name in adapted or (_is_packed(module) and not keeps_bits and name.rpartition(".")[0] not in adapted)
+        if name in adapted or (is_packed(module) and not keeps_bits and name.rpartition(".")[0] not in adapted)
     ]
     model.update_modules(tree_unflatten(changed))
     if not keeps_bits:
         # mlx-lm skips layer classes that it does not know.
-        if packed := [name for name, module in model.named_modules() if _is_packed(module)]:
+        if packed := [name for name, module in model.named_modules() if is_packed(module)]:
             cannot = f"mlx-lm cannot unpack the quantised layer {packed[0]} of this model"
             raise UserError("model", f"{cannot}, so it cannot be fused.")
         config = without_quantization(config)
@@ -77,6 +77,9 @@ def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -
         weights = {name: module["weight"] for name, module in model.named_modules() if "weight" in module}
         floats = {name: weight for name, weight in weights.items() if weight.size > BLOCK}
         model, config = policies.quantize(model, config, **format_.quantization)
+        if not policies.is_quantised(model):
+            too_narrow = f"none is a multiple of {format_.quantization['group_size']} wide"
+            raise UserError("format", f"No weight of this model can be quantised: {too_narrow}; choose another format.")
         _quantise_in_blocks(model, floats)
     return model, config
 
@@ -84,7 +87,7 @@ def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -
 def _plain(layer: nn.Module, dtype: mx.Dtype, keeps_bits: bool) -> nn.Module:
     children: list[Any] = list(layer.children().values())
     base: Any = next((child for child in children if isinstance(child, nn.Module) and "weight" in child), layer)
-    packing = {key: getattr(base, key) for key in PACKING} if _is_packed(base) else {}
+    packing = {key: getattr(base, key) for key in PACKING} if is_packed(base) else {}
     original = {name: array.dtype for name, array in tree_flatten(base.parameters())}
     within: Any = nn.Module()  # mlx-lm replaces the children of a module
     within.layer = layer
@@ -101,14 +104,10 @@ def _plain(layer: nn.Module, dtype: mx.Dtype, keeps_bits: bool) -> nn.Module:
     return merged.to_quantized(**packing) if packing and keeps_bits else merged
 
 
-def _is_packed(module: nn.Module) -> bool:
-    return "scales" in module and hasattr(module, "bits")
-
-
 def _quantise_in_blocks(model: nn.Module, floats: dict[str, mx.array]) -> None:
     # The same codes with less memory: MXFP4 on a CPU takes 40 bytes a number.
     for name, module in model.named_modules():
-        if name not in floats or not _is_packed(module):
+        if name not in floats or not is_packed(module):
             continue
         how: dict[str, Any] = {key: getattr(module, key) for key in PACKING}
         weight, parts = floats[name], []

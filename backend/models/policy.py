@@ -299,7 +299,8 @@ def quantized_as(
     """(model, config.json) quantised as configured, lazily. Raises UserError."""
     if getattr(config, setting) == "none":
         return model, model_config
-    if is_quantised(model):
+    # Experts may come packed (gpt-oss), and leave the other layers to quantise.
+    if any(isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)) for module in model.modules()):
         raise UserError(setting, "The model is quantised already; choose None to take it as it comes.")
     how = QUANTIZATION[getattr(config, setting)]
     try:
@@ -321,7 +322,11 @@ def quantize(
 
 
 def is_quantised(model: nn.Module) -> bool:
-    return any(isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)) for module in model.modules())
+    return any(map(is_packed, model.modules()))
+
+
+def is_packed(module: nn.Module) -> bool:
+    return "scales" in module and hasattr(module, "bits")
 
 
 def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dict[str, mx.Dtype]:

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import mlx_lm
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
+from mlx_lm.models.switch_layers import SwitchLinear
 from safetensors.numpy import save
 
 from backend.config import config as spec_config
@@ -193,6 +196,29 @@ def test_every_format_is_what_it_says_and_about_as_large(
     lost = report.verification.lost
     # A random model of 64 columns has little to lose; 4 bits lose much of it, 8 bits little.
     assert lost is not None and (lost > 0.1) == (format_ in ("4bit", "mxfp4"))
+
+
+def test_without_a_layer_to_quantise_four_bits_are_refused(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(hidden=48)
+    with pytest.raises(UserError, match="none is a multiple of 64 wide; choose another format"):
+        export(run, "folder", "mine", folder=tmp_path, format="4bit")
+
+
+def test_experts_that_come_packed(tmp_path: Path) -> None:
+    """As those of gpt-oss."""
+    base = tiny_model(tmp_path / "base", "qwen3_moe", layers=1)
+    model = mlx_lm.load(str(base))[0]
+    nn.quantize(model, 32, 4, mode="mxfp4", class_predicate=lambda _, layer: isinstance(layer, SwitchLinear))
+    mx.save_safetensors(str(base / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    config = json.loads((base / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (base / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="this model is quantised; choose LoRA"):
+        write_run(tmp_path / "full", base, "full")
+    trained = write_run(tmp_path / "run", base)
+    run = RunFolder(tmp_path / "run")
+    assert furthest(logits_of(fuse_run(run)), trained) < 1e-4
+    report = export(run, "folder", "mine", folder=tmp_path, format="fused")  # rounded to 4 bits again
+    assert report.verification.max_error > 0.1
 
 
 def test_the_adapter_alone_is_what_mlx_lm_loads_and_names_its_base(trained_run: TrainedRun, tmp_path: Path) -> None:
