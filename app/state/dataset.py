@@ -127,8 +127,8 @@ class Dataset(QObject):
 
     @property
     def faults(self) -> list[ConfigProblem]:
-        of_preview = [ConfigProblem(**fault) for fault in self.preview.get("faults", ())]
-        return list(dict.fromkeys([*of_preview, *self._count_faults]))
+        # Those of single rows follow from those of the columns.
+        return [ConfigProblem(**fault) for fault in self.preview.get("faults", ())] or self._count_faults
 
     @property
     def columns(self) -> list[str]:

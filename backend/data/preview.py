@@ -56,7 +56,7 @@ CODE = ("reward_functions_file", "reward_network", "reward_timeout")  # settings
 COLUMNS_OF_STEPS = ("prompt_feature", "answer_feature", "reward_functions_file")
 """Further settings that the row steps depend on."""
 KINDS_GUESSED = {"prompt_feature": ("text", "messages"), "answer_feature": ("text", "number", "yes or no")}
-"""Setting with a guessed column → allowed cell kinds."""
+"""Setting with a guessed column → allowed cell kinds. A prompt with its answer would teach to copy it."""
 INSPECTED_ROWS = 200  # rows for inferring a column's kind
 SAMPLE = 1000  # evenly spread rows to measure first
 UNMEASURED, REFUSED = -1, -2  # instead of a length: not tokenised yet; refused by training
@@ -192,7 +192,9 @@ def columns_of(splits: Sequence[Rows]) -> list[dict[str, str]]:
 def kind_of(value: Any) -> str:
     if isinstance(value, list):
         is_chat = bool(value) and all(isinstance(item, dict) and {"role", "content"} <= item.keys() for item in value)
-        return "messages" if is_chat else "list"
+        if not is_chat:
+            return "list"
+        return "answered messages" if value[-1]["role"] == "assistant" else "messages"
     kinds = {str: "text", bool: "yes or no", int: "number", float: "number", dict: "object", type(None): "empty"}
     return kinds.get(type(value), type(value).__name__)
 
@@ -204,7 +206,7 @@ def cell_text(value: Any, most: int) -> str:
         return value[:most]
     if isinstance(value, dict) and value.keys() == {"bytes", "path"}:  # an image of `datasets`
         return value["path"] or "image"
-    if kind_of(value) == "messages":
+    if kind_of(value).endswith("messages"):
         return "\n".join(f"{message['role']}: {message['content']}" for message in value)[:most]
     return json.dumps(value, ensure_ascii=False, default=str)[:most]
 

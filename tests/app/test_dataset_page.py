@@ -25,7 +25,7 @@ from app.state import dataset as datasets
 from app.state.session import Session
 from backend.rewards.allowed_code import Rights
 from backend.serve.questions import QUESTIONS, QuestionCall, handler
-from backend.utils.errors import UserError
+from backend.utils.errors import ConfigProblem, UserError
 from tests.support.random_models import tiny_tokenizer
 from tests.support.windows import ServiceByHand
 
@@ -191,6 +191,16 @@ def test_suggested_columns(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     assert {key: draft.value(key) for key in MAPPED} == MAPPED and "prompt_feature: question" in draft.as_yaml()
     qtbot.waitUntil(lambda: not page.dataset.faults and not page.mapping.offer.isVisible())
     assert not problem.isVisible() and not column.property("problem")
+
+
+def test_a_missing_column_is_told_once(session: Session) -> None:
+    """Chats without a column prompt had two problems: no such column, and row 1 has none."""
+    dataset = session.dataset
+    dataset._count_faults = [ConfigProblem("prompt_feature", "The column prompt of row 1 is missing or empty.")]
+    assert dataset.faults == dataset._count_faults
+    of_columns = ConfigProblem("prompt_feature", "There is no column prompt.")
+    dataset.preview = {"faults": [of_columns.to_dict()]}
+    assert dataset.faults == [of_columns]
 
 
 def test_column_menus(qtbot, page: DatasetPage, tmp_path: Path) -> None:

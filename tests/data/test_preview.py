@@ -71,9 +71,17 @@ def test_each_column_has_the_kind_of_its_cells(ask, tmp_path: Path) -> None:
     rows = [{"prompt": chat, "answer": None, "n": 1, "yes": True, "tags": ["a"], "more": {"b": 1}}]
     data = str(write(tmp_path / "rows.jsonl", rows=rows))
     kinds = [column["kind"] for column in ask("preview", {"data": data})["columns"]]
-    assert kinds == ["messages", "empty", "number", "yes or no", "list", "object"]
+    assert kinds == ["answered messages", "empty", "number", "yes or no", "list", "object"]
     cells = ask("preview_rows", {"data": data}, numbers=[0])[0]["cells"]
     assert cells["prompt"] == "user: Hello\nassistant: Yes?" and cells["answer"] == "" and cells["more"] == '{"b": 1}'
+
+
+def test_chats_that_end_in_the_answer_are_not_offered_as_prompts(ask, tmp_path: Path) -> None:
+    """GRPO learned to copy the answer out of its prompt."""
+    chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    for turns, likely in ((2, {}), (1, {"prompt_feature": "messages"})):
+        data = str(write(tmp_path / f"{turns}.jsonl", rows=[{"messages": chat[:turns], "answer": "2"}]))
+        assert ask("preview", {"data": data})["likely"] == likely
 
 
 def test_a_file_is_read_again_only_when_it_changes(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
