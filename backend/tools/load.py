@@ -460,7 +460,7 @@ class _Server:
             self._end.set()
             if not self._started.done():
                 life.cancel()
-            await asyncio.wait((life,))
+            await asyncio.gather(life, return_exceptions=True)  # that the server is gone has been told
 
     async def _live(self) -> None:
         """A session from beginning to end: anyio wants both in one task."""
