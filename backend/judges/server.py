@@ -145,8 +145,10 @@ class Server:
             body: Any = error.body
             said = body.get("message") if isinstance(body, dict) else None
             raise FailedCallError(f"answered {error.status_code} ({quote(said or error.message, 80)})") from None
-        except (openai.OpenAIError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except openai.OpenAIError as error:
             raise FailedCallError(f"gave no reply ({quote(error, 60)})") from None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise FailedCallError("answered without a chat completion") from None
 
     def close(self) -> None:
         """Cancel what runs and end the thread."""

@@ -146,9 +146,18 @@ def talks(server: JudgeServer) -> None:
     server.reply = lambda messages: "They are all nice."
 
 
+def is_another_kind(server: JudgeServer) -> None:
+    server.choices = []
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [(fails_with_500, "answered 500 (the judge is ill)"), (hangs, "within 0.15 s"), (talks, "no JSON object")],
+    [
+        (fails_with_500, "answered 500 (the judge is ill)"),
+        (hangs, "within 0.15 s"),
+        (talks, "no JSON object"),
+        (is_another_kind, "answered without a chat completion"),
+    ],
 )
 def test_failures_give_none_and_one_message(server: JudgeServer, judge_of, tmp_path: Path, fault, message) -> None:
     fault(server)
@@ -161,7 +170,7 @@ def test_failures_give_none_and_one_message(server: JudgeServer, judge_of, tmp_p
         assert report.metrics["judge/nice/calls"] == 8, "two tries of each, and failures are not kept"
     (note,) = notes
     assert message in note
-    server.status, server.delay_s, server.reply = 200, 0.0, server._scored
+    server.status, server.delay_s, server.reply, server.choices = 200, 0.0, server._scored, None
     assert scored(judge, make_group("a", "b")).scores == [0.5, 0.5]
 
 

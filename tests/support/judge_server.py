@@ -24,14 +24,16 @@ def trajectories(messages: Messages) -> dict[str, str]:
 
 class JudgeServer:
     """`score` of a completion's text, 0 … 1, by default 0.5; `delay_s` of each reply; `reply`: the whole reply to some
-    messages instead. `status`: of replies that fail; `leads_to`: the URL to which every request is redirected. `calls`:
-    messages of each request for a completion; `headers`: of each. `at_once`: the most requests at a time."""
+    messages instead; `choices`: in place of the reply's. `status`: of replies that fail; `leads_to`: the URL to which
+    every request is redirected. `calls`: messages of each request for a completion; `headers`: of each. `at_once`: the
+    most requests at a time."""
 
     def __init__(self, models: tuple[str, ...] = ("fake-judge",)) -> None:
         self.models = models
         self.score: Callable[[str], float] = lambda text: 0.5
         self.reply: Callable[[Messages], str] = self._scored
         self.delay_s, self.status, self.leads_to = 0.0, 200, ""
+        self.choices: list[Any] | None = None
         self.calls, self.headers = list[Messages](), list[dict[str, str]]()
         self.at_once = self._now = 0
         self._lock = threading.Lock()
@@ -70,7 +72,9 @@ class JudgeServer:
                 if outer.status != 200:
                     return self.answer(outer.status, {"error": {"message": "the judge is ill"}})
                 message = {"role": "assistant", "content": outer.reply(body["messages"])}
-                choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+                choices = outer.choices
+                if choices is None:
+                    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
                 about = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
                 self.answer(200, about | {"choices": choices})
 
