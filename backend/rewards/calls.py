@@ -164,7 +164,7 @@ def read_scores(returned: Any, count: int) -> Scores:
         raise Failure(f"returned {kind} where a list of {count} scores was expected")
     values = list(values)
     if len(values) != count:
-        raise Failure(f"returned {len(values):,} scores for {count:,} completions")
+        raise Failure(f"returned {len(values):,} score{'s' * (len(values) != 1)} for {count:,} completions")
     return [None if value is None else _score(value, index) for index, value in enumerate(values)]
 
 

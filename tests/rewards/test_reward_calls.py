@@ -86,6 +86,7 @@ NOT_A_CALL = ("f(", "f(a=1", "f(a=1)(b=2)", "f(a=1) or g(b=2)", "f(a=\0)", "f(" 
         *((text, "is empty") for text in ("", "   ")),
         *((text, "it names no function") for text in ("(a=1)", "::f", "mine.py::")),
         *((text, "what stands in its brackets is not a list of arguments") for text in NOT_A_CALL),
+        ("judge(url=http://localhost:1234/v1)", "keyword(word=therefore); text with signs or spaces needs quotes."),
         ("f(therefore)", "each of its arguments needs a name, as in keyword(word=therefore)"),
         ("f(**x)", "each of its arguments needs a name"),
         ("f(a=1, a=2)", "an argument is given twice"),

@@ -317,7 +317,7 @@ def test_a_function_that_indexes_messages_gets_messages_of_text_rows_too(write, 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("return [1.0]", "f of trl_file.py, line 3, returned 1 scores for 2 completions."),
+        ("return [1.0]", "f of trl_file.py, line 3, returned 1 score for 2 completions."),
         ("return [1.0, 'x']", "f of trl_file.py, line 3, returned 'x' (str) as a score, which is not a number, on"),
         ("return [x.y for x in completions]", "raised AttributeError: 'str' object has no attribute 'y' (trl_file.py"),
         ("log_extra('c', [1]); return [0, 0]", "line 3, logged 1 values in the column c for 2 completions."),

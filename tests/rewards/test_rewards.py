@@ -207,7 +207,7 @@ def raises(completions):
     [
         (raises, "raised KeyError: 'no\\nsuch key' (test_rewards.py, line"),
         (lambda completions: exit(3), "raised SystemExit: 3"),
-        (lambda completions: [1.0], "returned 1 scores for 2 completions."),
+        (lambda completions: [1.0], "returned 1 score for 2 completions."),
         (lambda completions: 1.0, "returned float where a list of 2 scores was expected"),
         (lambda completions: None, "returned None where"),
         (lambda completions: "10", "returned str where"),
