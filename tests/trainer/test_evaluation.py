@@ -192,6 +192,13 @@ def test_the_mean_is_that_of_the_prompts_and_lies_within_its_interval() -> None:
     assert ones.high == ones.value == 1.0 and ones.low is not None and 0.85 < ones.low < 1
 
 
+def test_a_bound_of_0_is_exact() -> None:
+    """Rounding made it ±1e-17, which was printed, and which excludes 0 on one side."""
+    before = [0.0, 0.0, 0.0, 0.7]
+    after = Column.of([value + 0.1 for value in before], 0, 4)
+    assert estimates([Column.difference(after, Column.of(before, 0, 4))], 400)[0].low == 0
+
+
 def test_a_difference_is_paired() -> None:
     """Prompts differ far more than the sides do: only a paired difference can tell."""
     rng = np.random.default_rng(3)

@@ -378,7 +378,8 @@ def estimates(
         times_RP = times_RP.astype(np.float64)
         means.append((times_RP @ known_PM) / np.maximum(times_RP @ is_known_PM, 1))
     tail = (1 - CONFIDENCE) / 2
-    low_M, high_M = np.quantile(np.concatenate(means), [tail, 1 - tail], axis=0)
+    bounds_2M = np.quantile(np.concatenate(means), [tail, 1 - tail], axis=0)
+    low_M, high_M = np.where(np.abs(bounds_2M) > ROUNDING, bounds_2M, 0.0)  # a bound of 7e-17 does not exclude 0
     found: list[MeanWithInterval] = []
     for column, low, high in zip(columns, low_M, high_M, strict=True):
         known = column.values[~np.isnan(column.values)]
