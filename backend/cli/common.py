@@ -75,6 +75,9 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             require_hub_address()
             return function(*args, **kwargs)
+        except typer.Abort:  # "no" to a question
+            tell_error("Nothing was done.")
+            raise typer.Exit(STOPPED) from None
         except (UserError, OSError, RuntimeError, MemoryError) as error:
             # A full or broken disk, met by code that is not ours, and want of memory; everything else may be a bug.
             problem = error if isinstance(error, UserError) else fault_of(error) or fault_of_gpu(error)

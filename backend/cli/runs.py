@@ -70,6 +70,11 @@ def runs(
     for column in table.columns[console.width < 80 : 4]:
         column.no_wrap = True
     table.columns[0].min_width = 10
+    if console.width >= 80:  # a long name would leave the model a letter or two a line
+        longest = max((len(record.summary.name) for record in found), default=0)
+        model_column = table.columns[4]
+        model_column.no_wrap, model_column.overflow = True, "ellipsis"
+        model_column.max_width = max(console.width - longest - 40, 3)
     for record in found:
         run = record.summary
         measure = "" if run.measure == "reward" else f"{MEASURES[run.measure]} "

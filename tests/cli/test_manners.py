@@ -171,7 +171,7 @@ def test_the_state_of_a_run_stays_in_a_narrow_terminal(
     made_up_runs.make_run(tmp_path / "Qwen3-0.6B-lora-grpo-2026-11-22-101112", steps=4)
     monkeypatch.setenv("COLUMNS", columns)
     shown = call("runs", "--runs-dir", tmp_path).stdout
-    assert "finished" in shown and "4/60" in shown
+    assert "finished" in shown and "4/60" in shown and (len(shown.splitlines()) == 2) == (columns == "80")
     assert ("Qwen3-0.6B-lora-grpo-2026-11-22-101112" in shown) == (columns == "80")
 
 
@@ -342,6 +342,12 @@ def test_an_estimate_for_several_machines_says_whose_memory_it_is(tmp_path: Path
     assert "each holds the whole model" in told.replace("\n", " ") and "as it was before" in told
     assert "each holds" not in call("estimate", demo_config(), "--hosts", "none").stdout
     assert "hosts: There is no file" in refused("estimate", demo_config(), "--hosts", tmp_path / "none.json")
+
+
+def test_no_to_a_question_is_not_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with 1, as a fault of the program does."""
+    monkeypatch.setattr("backend.cli.runs.all_runs", Mock(side_effect=typer.Abort))
+    assert call("runs").exit_code == 3
 
 
 @pytest.mark.parametrize(
