@@ -27,12 +27,11 @@ from backend.rewards.bench import (
     reward_file_of,
     score_groups,
 )
-from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
+from backend.rewards.catalogue import builtin_rewards, locate_reward_file, parse_reward_file, rewards_in_file
 from backend.runs.saved_weights import with_adapter
 from backend.types import Group
 from backend.utils.disk import save_as
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import is_folder
 from backend.utils.text import quote
 
 rewards = typer.Typer(help="List reward functions, or score completions with them.", no_args_is_help=True)
@@ -81,6 +80,8 @@ def sample_rewards(
     from backend.trainer.trial_sampling import Pick, TrialSampler
 
     settings = parse(with_adapter(read_settings(config, changes)[0]))
+    if out is not None and not out.parent.is_dir():
+        raise UserError("out", f"There is no folder {quote(out.parent)}.")
     pick = Pick("random", count)
     phases: set[str] = set()
 
@@ -108,8 +109,7 @@ def rerun_cases(
 ) -> None:
     """Run the test cases of a reward file; exits with 2 if one fails."""
     path = locate_reward_file(file).resolve()
-    if is_folder(path):
-        raise UserError("file", f"{quote(path)} is a folder, not a reward file.")
+    parse_reward_file(path, "file")
     cases = read_cases(path)
     if not cases:
         raise UserError("cases", f"No cases are kept in {cases_file(path)}.")

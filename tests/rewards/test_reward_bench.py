@@ -263,6 +263,8 @@ def backend(*arguments: object) -> Result:
 def test_sampled_completions_that_were_kept_get_the_same_scores_again(tmp_path: Path) -> None:
     raw = small_run.settings_for(tmp_path, group_size=2, max_completion_length=6) | small_run.low_half(tmp_path)
     config = small_run.write_config(tmp_path / "config.yaml", raw)
+    nowhere = backend("rewards", "sample", config, "--out", tmp_path / "none" / "kept.jsonl")
+    assert nowhere.stderr == f"out: There is no folder {tmp_path / 'none'}.\n"  # before it samples
     result = backend("rewards", "sample", config, "-n", 3, "--out", tmp_path / "kept.jsonl", "--json")
     assert result.exit_code == 0, result.stderr
     rows = json.loads(result.stdout.splitlines()[-1])["rows"]
@@ -296,6 +298,7 @@ def test_a_function_that_fails_is_shown_with_its_traceback(tmp_path: Path) -> No
 
 def test_rewards_cases_exits_with_2_while_a_case_fails(mine: Path) -> None:
     assert "No cases are kept in" in backend("rewards", "cases", mine).stderr
+    assert "file: There is no file" in backend("rewards", "cases", mine.with_name("none.py")).stderr
     write_cases(mine, [new_case(line("bbb"), "bbb", {"length": 3.0}), new_case(line("a"), "a", {"length": 2.0})])
     result = backend("rewards", "cases", mine)
     assert (result.exit_code, result.stdout) == (2, "1 of 2 cases pass.\n")
