@@ -42,7 +42,9 @@ STREAM_EVERY_S = 0.25  # between two JSON progress lines
 @ignore_sighup
 def evaluate(
     model: RunOrModel,
-    config: Annotated[Path | None, typer.Argument(help="Settings for a model; a run has its own.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="Settings for data, rewards and sampling (default: a run's own).")
+    ] = None,
     config_option: Annotated[Path | None, typer.Option("--config", help="The same, as an option.")] = None,
     split: Annotated[
         str, typer.Option(help="test, valid, train, or a set of eval_data (default: the first of these with rows).")

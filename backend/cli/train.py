@@ -25,7 +25,7 @@ from backend.cli.training import (
     train_or_exit,
 )
 from backend.config import updates
-from backend.config.config import load, read
+from backend.config.config import load, parse, read
 from backend.config.other_programs.translation import translate
 from backend.jobs.job_file import read_job
 from backend.rewards.allowed_code import require_allowed
@@ -161,12 +161,13 @@ def demo(
         return made_by.rebuild(resources() / name, progress=print)
     start = time.monotonic()
     changes = {key: value for key, value in (("iters", iters), ("seed", seed)) if value is not None}
-    demo_run = new_run(read(demo_config(name)) | changes, runs_dir, None)
+    settings = read(demo_config(name)) | changes
     from backend.demo import test_accuracy
 
-    before = test_accuracy(demo_run.settings, None)
+    before = test_accuracy(parse(settings), None)
     sentences = sys.stderr if as_json else sys.stdout
     tell(f"Before: {before:.0%} of the test questions are answered right.", file=sentences, flush=True)
+    demo_run = new_run(settings, runs_dir, None)
     train_or_exit(demo_run, stream, progress, quiet=as_json)
     after = test_accuracy(demo_run.settings, demo_run.folder)
     tell(f"After:  {after:.0%}.", file=sentences, flush=True)

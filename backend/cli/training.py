@@ -240,6 +240,20 @@ def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoR
     raise typer.Exit(end.exit_code if end.exit_code else FINISHED)
 
 
+@contextmanager
+def _stopped_before_start(run: PreparedRun) -> Iterator[None]:
+    """End a new run as stopped, not crashed, at a Ctrl-C that comes before the trainer listens to signals."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if run.lock is not None or run.folder.has_event_log:
+            raise
+        sentence = "Stopped before its first step."
+        end_before_start(run.folder, hold_lock(run.folder), "stopped", sentence)
+        tell_error(sentence)
+        raise typer.Exit(STOPPED) from None
+
+
 def train_or_exit(
     run: PreparedRun,
     stream: bool,
@@ -264,7 +278,7 @@ def train_or_exit(
     says_on_stdout = not (stream or quiet)
     if says_on_stdout:
         tell(run.folder.path, flush=True)
-    with handlers_restored() as afterwards:
+    with handlers_restored() as afterwards, _stopped_before_start(run):
         with (
             logging_to(run.folder),
             display(stream, progress, quiet, run.settings.steps_per_report) as echo,

@@ -21,6 +21,7 @@ import yaml
 from backend.cli.training import new_run, read_settings
 from backend.config.config import load
 from backend.rewards.catalogue import DEFAULT_REWARDS
+from backend.runs.archive import summary
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, all_runs, hold_lock
 from backend.utils.command import backend_environment
@@ -104,6 +105,18 @@ def test_train_without_a_file(inputs: Path, runs: Path) -> None:
     both = ("config.yaml", "--run", run)
     for arguments in ((), ("--data", data), ("--model", model, "--run", run), ("config.yaml", "--model", model), both):
         assert "Give a YAML file, --model with --data, or --run" in refused("train", *arguments)
+
+
+def test_ctrl_c_before_the_trainer_listens_stops_a_run(
+    inputs: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("backend.trainer.run_process.train", interrupted)
+    result = call("train", config(inputs, tmp_path), "--name", "early")
+    assert result.exit_code == 3 and "Stopped before its first step." in result.stderr
+    assert summary(RunFolder(runs / "early")).state == "stopped"
 
 
 def test_a_place_where_no_folder_can_be_made_is_refused(inputs: Path, runs: Path, tmp_path: Path) -> None:
