@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.export.publish.conftest import hub as hub
-from tests.export.publish.conftest import keychain as keychain
 from tests.support.hub_server import TOKEN, HubStandIn
 from tests.support.small_run import LOW_HALF, settings_for, write_config
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ import yaml
 
 from backend.export.export_run import Export, export_run
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
-from backend.jobs import follow
-from backend.jobs.job_file import read_job
+from backend.jobs import follow, hub_jobs
+from backend.jobs.job_file import JobFile, read_job
 from backend.runs.archive import summary
 from backend.runs.completion_rows import parse_group_row
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command, backend_environment
+from backend.utils.errors import UserError
 from tests.support import job_script
 from tests.support.hub_server import TOKEN, Fault, HubStandIn, Job
 from tests.support.random_runs import PROMPT, furthest, write_run
@@ -82,11 +84,23 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def test_a_job_is_a_run(hub: HubStandIn, config: Path, tmp_path: Path, trained: tuple[Path, mx.array]):
-    """With a real process for the job: log, metrics, completions, and the adapter with its logits."""
-    adapter, logits = trained
+def test_a_job_is_a_run(
+    hub: HubStandIn, config: Path, tmp_path: Path, trained: tuple[Path, mx.array], monkeypatch: pytest.MonkeyPatch
+):
+    """With a real process for the job: log, metrics, use of its GPU, completions, and the adapter with its logits."""
+    (adapter, logits), watched, gpu_use = trained, threading.Event(), hub_jobs.gpu_use
+
+    def watch(job: JobFile) -> Iterator[float]:
+        for number, share in enumerate(gpu_use(job)):
+            yield share
+            if number:  # and the follower has it
+                watched.set()
+
+    monkeypatch.setattr(hub_jobs, "gpu_use", watch)
 
     def work(job: Job) -> None:
+        job.gpu += [40, 60]
+        assert watched.wait(60)
         folder = hub.folder_of(job, tmp_path / "job")
         command = [sys.executable, job_script.__file__, str(adapter), "4"]
         environment = os.environ | job.spec["environment"] | job.spec["secrets"]
@@ -110,6 +124,7 @@ def test_a_job_is_a_run(hub: HubStandIn, config: Path, tmp_path: Path, trained: 
     assert (started["iterations"], started["device"][:8]) == (4, "t4-small")
     steps = events(run, "step")
     assert [step["step"] for step in steps] == [*STEPS]
+    assert [step["metrics"].pop("process/gpu_use", None) for step in steps] == [0.5, None, None, None]
     expected = {"loss": 0.25, "reward": 0.2, "reward_std": 0.2, "kl": 0.01, "time/step": 4.0}
     expected |= {"clip_ratio_total": 0.03, "rewards/low-half/mean": 1.0}
     assert steps[1]["metrics"] == expected | {"frac_reward_zero_std": 0.25, "frac_groups_without_signal": 0.25}
@@ -131,66 +146,59 @@ def test_a_job_is_a_run(hub: HubStandIn, config: Path, tmp_path: Path, trained: 
     assert call("resume", run.path).exit_code == 0 and len(hub.jobs) == 1
 
 
-def test_the_token_is_in_no_file(hub: HubStandIn, config: Path, tmp_path: Path, trained: tuple[Path, mx.array]):
-    printing(hub, trained[0])
-    command_lines = set[bytes]()
-
-    def work(job: Job, print_lines: Callable[[Job], None] = hub.work) -> None:
-        time.sleep(0.3)
-        command_lines.update(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
-        print_lines(job)
-
-    hub.work = work
-    code = follower(hub, config).wait(60)
-    assert code == 0 and any(b"t4-small" in line for line in command_lines)
-    files = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
-    (job,) = hub.jobs.values()
-    assert TOKEN not in json.dumps(job.spec | {"secrets": None})
-    sent = [data for files in hub.buckets.values() for _, _, data in files.values()]
-    for content in (*command_lines, *(file.read_bytes() for file in files), *sent):
-        assert TOKEN.encode() not in content
-    assert len(files) > 5 and len(sent) > 10 and hub.token_leaks == 0
-
-
-def follower(hub: HubStandIn, config: Path, *verb: str) -> subprocess.Popen[str]:
+def follower(hub: HubStandIn, config: Path) -> subprocess.Popen[str]:
     """The verb in a process of its own."""
-    words = verb or ("job", str(config), "--flavor", "t4-small", "--yes", "--runs-dir", str(config.parent / "runs"))
+    words = ("job", str(config), "--flavor", "t4-small", "--yes", "--runs-dir", str(config.parent / "runs"))
     environment = backend_environment() | {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(backend_command(*words), env=environment, text=True, **quiet)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("at", [3, 5], ids=["with completions of no step yet", "after a step"])
-def test_a_killed_follower_goes_on(hub: HubStandIn, config: Path, trained: tuple[Path, mx.array], at: int):
-    go_on = threading.Event()
+def test_a_killed_follower_goes_on(hub: HubStandIn, config: Path, trained: tuple[Path, mx.array]):
+    """With completions of no step yet, and after a step. Nothing that it left or sent has the token."""
+    go_on, goes_further = threading.Event(), threading.Event()
 
     def work(job: Job) -> None:
-        job.lines += LINES[:at]
+        job.lines += LINES[:3]
+        goes_further.wait(60)
+        job.lines += LINES[3:5]
         go_on.wait(60)
-        job.lines += LINES[at:]
+        job.lines += LINES[5:]
         hub.put(job, trained[0], "output")
         job.stage = "COMPLETED"
 
     hub.work = work
-    process = follower(hub, config)
-    runs = config.parent / "runs"
+    process, runs = follower(hub, config), config.parent / "runs"
     until(lambda: [*runs.glob("*/completions.jsonl")])
     (run,) = map(RunFolder, runs.glob("*"))
-    until(lambda: len(run.completions.read_bytes().splitlines()) == 1 and (at < 5 or events(run, "step")))
+    until(lambda: len(run.completions.read_bytes().splitlines()) == 1)
+    early = RunFolder(shutil.copytree(run.path, runs / "early"))  # as a kill would have left it
+    goes_further.set()
+    until(lambda: events(run, "step"))
+    command_lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not events(run, "finished", "stopped", "failed")
     run.say("stop")  # which nobody has read
     go_on.set()
-    result = call("resume", run.path)
-    assert result.exit_code == 0, result.output
-    recorded = events(run, "started", "step", "eval", "health", "finished")
+    for each in (run, early):
+        assert not events(each, "finished", "stopped", "failed")
+        result = call("resume", each.path)
+        assert result.exit_code == 0, result.output
+    (submitted,) = hub.jobs.values()
+    assert TOKEN not in json.dumps(submitted.spec | {"secrets": None})
+    sent = [data for files in hub.buckets.values() for _, _, data in files.values()]
+    files = [file.read_bytes() for file in runs.rglob("*") if file.is_file()]
+    assert not [content for content in (*command_lines, *files, *sent) if TOKEN.encode() in content]
+    assert any(b"t4-small" in line for line in command_lines)
+    assert len(files) > 10 and len(sent) > 10 and hub.token_leaks == 0
 
     printing(hub, trained[0])
     call("job", config, "--flavor", "t4-small", "--yes", "--runs-dir", runs, "--name", "whole")
-    assert recorded == events(RunFolder(runs / "whole"), "started", "step", "eval", "health", "finished")
-    assert run.completions.read_bytes() == (runs / "whole" / "completions.jsonl").read_bytes()
-    assert run.log.read_text().count("Installed 60 packages") == 1
+    whole, kinds = RunFolder(runs / "whole"), ("started", "step", "eval", "health", "finished")
+    for each in (run, early):
+        assert events(each, *kinds) == events(whole, *kinds)
+        assert each.completions.read_bytes() == whole.completions.read_bytes()
+        assert each.log.read_text().count("Installed 60 packages") == 1
 
 
 def test_stop_cancels_and_keeps_a_checkpoint(hub: HubStandIn, config: Path, trained: tuple[Path, mx.array]):
@@ -233,28 +241,6 @@ def test_an_adapter_that_does_not_come_is_fetched_later(hub: HubStandIn, config:
     assert [event["kind"] for event in events(run, "step", "failed", "finished")] == ["step"] * 4 + ["finished"]
 
 
-def test_the_use_of_the_jobs_gpu(hub: HubStandIn, config: Path, trained: tuple[Path, mx.array]):
-    def work(job: Job) -> None:
-        job.gpu += [40, 60]
-        time.sleep(1.0)  # until the follower has them
-        job.lines += LINES
-        hub.put(job, trained[0], "output")
-        job.stage = "COMPLETED"
-
-    hub.work = work
-    result, run = submitted(config)
-    assert result.exit_code == 0
-    assert [event["metrics"].get("process/gpu_use") for event in events(run, "step")] == [0.5, None, None, None]
-
-
-def test_an_outage_of_the_log(hub: HubStandIn, config: Path, trained: tuple[Path, mx.array]):
-    printing(hub, trained[0])
-    hub.faults.append(Fault("GET /api/jobs/.*/logs", 503, 2))
-    result, run = submitted(config)
-    assert result.exit_code == 0 and len(events(run, "step")) == 4
-    assert sum("its log is tried again" in note["sentence"] for note in events(run, "note")) == 1
-
-
 def test_a_log_that_may_not_be_read(hub: HubStandIn, config: Path):
     hub.faults.append(Fault("GET /api/jobs/.*/logs", 403, 9, "no read access"))
     result, run = submitted(config)
@@ -283,12 +269,15 @@ def test_refused_before_anything_is_uploaded(
 
 
 def test_a_folder_that_the_window_made(hub: HubStandIn, config: Path, trained: tuple[Path, mx.array]):
+    """And an outage of the log."""
     printing(hub, trained[0])
+    hub.faults.append(Fault("GET /api/jobs/.*/logs", 503, 2))
     run = RunFolder(config.parent / "runs" / "mine")
     run.path.mkdir(parents=True)
     run.config.write_text(config.read_text())
     assert call("job", "--run", run.path, "--flavor", "t4-small", "--yes").exit_code == 0
-    assert summary(run).state == "finished"
+    assert summary(run).state == "finished" and len(events(run, "step")) == 4
+    assert sum("its log is tried again" in note["sentence"] for note in events(run, "note")) == 1
     assert "has begun already" in refused("job", "--run", run.path, "--flavor", "t4-small", "--yes")
 
 
@@ -303,8 +292,19 @@ def test_a_stop_before_the_job_starts(hub: HubStandIn, config: Path):
 
 
 def test_hardware_verb(hub: HubStandIn):
+    """Machines with one GPU, the cheapest first."""
     listed = call("job", "--hardware").stdout
-    assert (
-        listed.index("t4-small") < listed.index("a10g-small") and "cpu-basic" not in listed and "h200x2" not in listed
-    )
-    assert json.loads(call("job", "--hardware", "--json").stdout)["hardware"][0]["usd_per_hour"] == 0.4
+    assert listed.index("t4-small") < listed.index("a10g-small")
+    assert "cpu-basic" not in listed and "h200x2" not in listed
+    cheap, dear = json.loads(call("job", "--hardware", "--json").stdout)["hardware"]
+    assert (cheap["usd_per_hour"], dear["usd_per_hour"]) == (0.4, 1.0)
+    assert dear.items() >= {"title": "Nvidia A10G - small", "accelerator": "A10G", "memory": "24 GB"}.items()
+    hub.faults.append(Fault("jobs/hardware", 503, 9))
+    assert "error of its own (503)" in refused("job", "--hardware")
+
+
+def test_a_file_that_describes_no_job(tmp_path: Path):
+    run = RunFolder(tmp_path)
+    run.job.write_text('{"id": "6a1"}')
+    with pytest.raises(UserError, match="does not describe a job"):
+        read_job(run)
