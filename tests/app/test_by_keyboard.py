@@ -31,9 +31,9 @@ from app.window import FORM_PAGES, Window
 from backend.rewards.allowed_code import CodeToAllow, read_code
 from tests.support import made_up_runs
 from tests.support.tab_walk import unmarked, unnamed, walk_by_tab
+from tests.support.windows import ServiceHere
 
 PAGE_KEYS = [page.key for page in PAGES]
-pytestmark = pytest.mark.usefixtures("helper")
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,7 @@ def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iter
         patch.setenv("GRPO_STUDIO_PREFS", str(folder / "prefs"))
         run = made_up_runs.make_run(folder / "runs" / "made-up", steps=6)
         session = Session(Prefs(folder / "prefs"))
+        session.service = ServiceHere()  # pyright: ignore
         session.restore()
         window = Window(session)
         window.resize(1280, 800)
@@ -55,7 +56,6 @@ def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iter
         session.open_run(run.path)
         yield window
         session.close_run()
-        session.service.close()
         window.deleteLater()
 
 

@@ -4,16 +4,14 @@ counts, faults; and the line that summarises the dataset on Train."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
-from PySide6.QtCore import QItemSelectionModel, Qt, QTimer
+from PySide6.QtCore import QItemSelectionModel, Qt
 from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QComboBox
-from shiboken6 import isValid
 
 from app import theme
 from app.pages.dataset import dataset_page
@@ -24,49 +22,11 @@ from app.pages.train.train_page import DatasetLine
 from app.state import dataset as datasets
 from app.state.session import Session
 from backend.rewards.allowed_code import Rights
-from backend.serve.questions import QUESTIONS, QuestionCall, handler
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import ConfigProblem
 from tests.support.random_models import tiny_tokenizer
-from tests.support.windows import ServiceByHand
+from tests.support.windows import ServiceHere
 
 MAPPED = {"prompt_feature": "question", "answer_feature": "solution"}
-
-
-class FakeService(ServiceByHand):
-    """Answers in this process on the next turn of the event loop. Questions in `held` wait until the test calls them;
-    `canned` replaces what a question would answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held: dict[str, list[Callable[[], None]]] = {}
-        self.canned: dict[str, Any] = {}
-
-    def ask(self, question: str, on_answer, *, on_progress=None, owner=None, **more: Any) -> int:
-        number = super().ask(question, on_answer, on_progress=on_progress, **more)
-        asked = self.asked[-1]
-
-        def work() -> None:
-            if number in self.cancelled or (owner is not None and not isValid(owner)):
-                return
-            call = QuestionCall(on_progress or (lambda progress: None))
-            try:
-                if question in self.canned:
-                    answer = self.canned[question]
-                else:
-                    answer = handler(question, *QUESTIONS[question])(call, **json.loads(json.dumps(asked.arguments)))
-            except UserError as mistake:
-                asked.refuse(mistake.faults)
-            else:
-                on_answer(answer)
-
-        if question in self.held:
-            self.held[question].append(work)
-        else:
-            QTimer.singleShot(0, self, work)
-        return number
-
-    def of(self, question: str) -> list[dict[str, Any]]:
-        return [asked.arguments for asked in self.asked if asked.name == question]
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +39,7 @@ def quick(monkeypatch) -> None:
 
 @pytest.fixture
 def session(session: Session) -> Session:
-    session.service = FakeService()  # type: ignore[assignment]
+    session.service = ServiceHere()  # type: ignore[assignment]
     return session
 
 

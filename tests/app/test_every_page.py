@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,14 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
 from app import page_drawing, theme
+from app.menus import MENUS
 from app.page_drawing import draw_page
 from app.pages import PAGES, PageEntry
 from app.state.prefs import Prefs
 from app.state.session import Session
 from app.window import Window
 from tests.support.diaries import recording
-from tests.support.windows import SilentService, active_window
+from tests.support.windows import ServiceByHand, active_window
 
 PAGE_KEYS = [page.key for page in PAGES]
 
@@ -32,7 +34,7 @@ PAGE_KEYS = [page.key for page in PAGES]
 def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iterator[Window]:
     """One window for all: making its pages is most of what these tests take."""
     session = Session(Prefs(tmp_path_factory.mktemp("pages") / "prefs"))
-    session.service = SilentService()
+    session.service = ServiceByHand()  # pyright: ignore
     window = Window(session)
     session.restore()
     window.resize(1280, 800)
@@ -46,6 +48,14 @@ def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iter
 def new_window(session: Session, qtbot) -> Iterator[Window]:
     with active_window(session, qtbot, restored=True) as window:
         yield window
+
+
+def test_every_menu_entry_names_an_existing_slot(window: Window):
+    for entry in (entry for menu in MENUS.values() for entry in menu if entry):
+        if entry.page:
+            window.show_page(entry.page)
+        owner = window.pages[entry.page] if entry.page else window
+        assert not entry.slot or callable(attrgetter(entry.slot)(owner)), entry.name
 
 
 def test_no_plain_label_shows_markup(window: Window):
@@ -83,37 +93,17 @@ def test_faults_of_a_page(new_window: Window, monkeypatch) -> None:
     assert draw_page(window, "sweeps", "Sweeps")["fault"] == "ImportError: no such module"
 
 
-TEXT, PART = 4.5, 3.0
 GROUNDS = ("window", "card", "field")
 """What is behind the content of a page: the page itself, a card, an editor."""
-TEXT_USES = {
-    "text": (*GROUNDS, "sidebar", "hover", "selection", "hairline"),
-    "muted": (*GROUNDS, "sidebar", "hover", "selection"),
-    "placeholder": ("card", "field"),
-    "accent": (*GROUNDS, "selection"),
-    "accent_text": ("accent", "accent_hover"),
-    "good": (*GROUNDS, "selection"),
-    "warning": (*GROUNDS, "selection"),
-    "bad": (*GROUNDS, "selection"),
-    "kl": GROUNDS,
-    "clip": GROUNDS,
-    "length": GROUNDS,
-    "advantage_above": (*GROUNDS, "selection"),
-    "advantage_below": (*GROUNDS, "selection"),
+ALL_GROUNDS = (*GROUNDS, "sidebar", "hover", "selection")
+TEXTS = ("text", "muted", "accent", "good", "warning", "bad", "kl", "advantage_above", "advantage_below")
+USES: dict[float, dict[str, tuple[str, ...]]] = {
+    4.5: dict.fromkeys(TEXTS, ALL_GROUNDS)
+    | {"clip": GROUNDS, "length": GROUNDS, "placeholder": ("card", "field"), "accent_text": ("accent", "accent_hover")},
+    # Edges of fields, stars that are not lit, icons, curves
+    3.0: {"outline": GROUNDS} | dict.fromkeys(("placeholder", "clip", "length"), (*ALL_GROUNDS, "plot_background")),
 }
-"""Role of a text → the backgrounds it stands on; `selection` is a selected row and a banner."""
-PART_USES = {
-    "outline": GROUNDS,  # the edge of a field, the track of a switch that is off
-    "muted": (*GROUNDS, "sidebar", "selection"),  # icons, the edge of a check box
-    "accent": (*GROUNDS, "selection"),  # the ring of the focus, a check box that is ticked
-    "accent_text": ("accent",),  # the tick in it
-    "placeholder": ("window", "card", "selection"),  # a star that is not lit, the dot of no run
-    "advantage_above": ("plot_background", "card"),
-    "advantage_below": ("plot_background", "card"),
-    "kl": ("plot_background",),
-    "clip": ("plot_background", "selection"),  # also a star that is lit
-    "length": ("plot_background",),
-}
+"""The least contrast of texts and of parts: role → the backgrounds it stands on."""
 
 
 def contrast(first: QColor, second: QColor) -> float:
@@ -127,18 +117,11 @@ def _luminance(colour: QColor) -> float:
     return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
 
-def too_low(colours: theme.Palette, uses: dict[str, tuple[str, ...]], least: float) -> list[str]:
-    return [
-        f"{role} on {ground}: {ratio:.2f}"
-        for role, grounds in uses.items()
-        for ground in grounds
-        if (ratio := contrast(getattr(colours, role), getattr(colours, ground))) < least
-    ]
-
-
 @pytest.mark.parametrize("colours", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
 def test_contrast(colours: theme.Palette) -> None:
-    assert not too_low(colours, TEXT_USES, TEXT) and not too_low(colours, PART_USES, PART)
+    uses = [(least, role, ground) for least, of_roles in USES.items() for role in of_roles for ground in of_roles[role]]
+    ratios = {use: contrast(getattr(colours, use[1]), getattr(colours, use[2])) for use in uses}
+    assert {use: ratio for use, ratio in ratios.items() if ratio < use[0]} == {}
 
 
 FORBIDDEN = ("mlx", "mlx_lm", "transformers", "datasets", "torch", "pyqtgraph", "numpy", "huggingface_hub")

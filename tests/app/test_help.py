@@ -36,6 +36,7 @@ from backend.utils import about as components
 from backend.utils.errors import UserError
 from backend.utils.places import resources
 from tests.support import made_up_runs
+from tests.support.windows import ServiceHere
 
 
 def test_about_shows_versions_and_every_licence(window: Window) -> None:
@@ -121,7 +122,8 @@ def test_nothing_is_built_in_and_nothing_is_on(window: Window, monkeypatch) -> N
     assert "service" not in vars(window.session), "no process was started for it"
 
 
-def test_newer_version(window: Window, release_list: ReleaseList, monkeypatch, qtbot, helper) -> None:
+def test_newer_version(window: Window, release_list: ReleaseList, monkeypatch, qtbot) -> None:
+    window.session.service = ServiceHere()  # pyright: ignore
     monkeypatch.setenv(about.FEED_VARIABLE, release_list.address)
     release_list.name("999.1", "https://example.org/grpo-studio")
     assert not window.session.updates.check_at_start(), "not before the user turns it on"

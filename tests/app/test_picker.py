@@ -19,9 +19,9 @@ from app.state.jobs import Downloads
 from app.state.prefs import Prefs
 from app.state.session import Session
 from backend.utils.errors import ConfigProblem
-from tests.models.test_hub import FILES, GGUF, MLX, Repo
+from tests.models.test_hub import FILES, GGUF, MLX, Repo, point_at
 from tests.support.hub_server import HubStandIn
-from tests.support.windows import ServiceByHand
+from tests.support.windows import ServiceByHand, ServiceHere
 
 NOW = time.time()
 SMALL = {"kind": "qwen3", "precision": "4-bit", "changed": NOW}
@@ -166,22 +166,18 @@ def test_a_failed_download_says_why_and_can_be_tried_again(qtbot: QtBot):
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch) -> Iterator[HubStandIn]:
     stand_in = HubStandIn({"someone/tiny-4bit": Repo(FILES, MLX), "someone/tiny-gguf": Repo(FILES, GGUF)})
-    online = {"HF_ENDPOINT": stand_in.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
-    for name, value in (online | {"HOME": str(tmp_path), "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}).items():
-        monkeypatch.setenv(name, value)
-    for name in ("HF_TOKEN", "HF_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     with stand_in:
+        point_at(stand_in.url, tmp_path / "hf", monkeypatch)
         yield stand_in
 
 
 @pytest.fixture
-def page(qtbot: QtBot, tmp_path: Path, monkeypatch, helper) -> Iterator[TrainPage]:
+def page(qtbot: QtBot, tmp_path: Path, monkeypatch) -> TrainPage:
     monkeypatch.setattr(picker_module, "SETTLE_MS", 0)
     session = Session(Prefs(tmp_path / "prefs"))
-    widget = qtbot.show(TrainPage(session))
-    yield widget
-    session.service.close()
+    session.service = ServiceHere()  # pyright: ignore
+    return qtbot.show(TrainPage(session))
 
 
 def test_hub_model_by_keyboard(qtbot: QtBot, page: TrainPage, hub: HubStandIn):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import shutil
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +39,6 @@ from app.state.prefs import Prefs
 from app.state.run_completions import FILTERS
 from app.state.session import Session
 from app.theme import CELL_PADDING
-from app.widgets.basic.layout import set_style_property
 from app.widgets.basic.number_format import DASH, duration, figure
 from app.widgets.export_panel import ExportPanel
 from app.widgets.run_switcher import Switcher, SwitcherMenu
@@ -51,7 +49,7 @@ from backend.runs.run_record import change_notes, read_notes, read_record
 from backend.trainer.evaluation.evaluation_rows import read_rows
 from tests.support.latency import LatencyProbe
 from tests.support.real_runs import make_runs
-from tests.support.windows import SilentService, active_window, cut_texts
+from tests.support.windows import ServiceHere, active_window, cut_texts
 
 ACROSS, DOT = Qt.Orientation.Horizontal, Qt.ItemDataRole.DecorationRole
 
@@ -222,21 +220,6 @@ def test_a_reward_has_one_colour(qtbot: QtBot, window: Window, real_runs: Path) 
     numbers = [session.prefs.reward_number(name) for name in colours]  # those of the draft may come between them
     assert [again.reward_number(name) for name in colours] == numbers
     assert again.reward_number("new") == other.reward_number("new") > max(numbers)
-
-
-def test_what_is_hidden_takes_a_new_theme_later(qtbot: QtBot, window: Window) -> None:
-    window.show()
-    for key in ("train", "evaluate", "guide"):
-        window.show_page(key)
-    begun = time.thread_time()
-    window.set_theme("dark")
-    assert time.thread_time() - begun < 0.25
-    for button in (window.pages["evaluate"].form.own, window.pages["train"].rewards.use_defaults):
-        qtbot.waitUntil(lambda button=button: button.testAttribute(theme.POLISHED))
-        assert button.grab().toImage().pixelColor(4, button.height() // 2) == theme.DARK.card
-    count = window.pages["train"].rewards.count
-    set_style_property(count, "role", "")
-    assert count.palette().windowText().color() == theme.DARK.text, "the light theme's colour of a role was left"
 
 
 def test_menu_of_a_completion(qtbot: QtBot, session: Session, real_runs: Path, tmp_path: Path) -> None:
@@ -414,12 +397,12 @@ def test_runs(qtbot: QtBot, session: Session, real_runs: Path, monkeypatch) -> N
 
 
 @pytest.mark.parametrize("session", ["light"], indirect=True)
-@pytest.mark.usefixtures("helper")
 @pytest.mark.parametrize("text", [1.5, pytest.param(1.0, marks=pytest.mark.proof)])
 def test_no_text_is_cut(qtbot: QtBot, session: Session, real_runs: Path, monkeypatch, text: float) -> None:
     """In a small window, with the desktop's text at 100 and 150 %: no label, button or menu, and no page sideways."""
     monkeypatch.setattr(theme, "text_scale", lambda: text)
     theme.apply(theme.application(), "light")
+    session.service = ServiceHere()  # pyright: ignore
     window = qtbot.show(Window(session), 1280, 680)
     show_run(qtbot, session, real_runs / "lora")
     for key in (*(page.key for page in PAGES), "compare"):
@@ -432,7 +415,6 @@ def test_no_text_is_cut(qtbot: QtBot, session: Session, real_runs: Path, monkeyp
             if not (cut := cut_texts(window)):
                 break
         assert cut == [], key
-    session.service.close()
 
 
 def test_comparison(qtbot: QtBot, session: Session, real_runs: Path) -> None:
@@ -620,7 +602,6 @@ def test_a_random_walk(seed: int, actions: int, qapp: QApplication, real_runs: P
     theme.apply(qapp, "dark" if seed % 2 else "light")
     session = Session(Prefs(tmp_path / "prefs"))
     window = Window(session)
-    session.service = SilentService(session)
     session.restore()
     window.resize(1280, 800)
     window.show()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import count
-from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +27,7 @@ from app.state.prefs import Prefs
 from app.state.processes import ProcessOutcome
 from app.state.session import Session
 from app.widgets.basic.controls import SearchEdit
+from app.widgets.basic.layout import set_style_property
 from app.window import Window
 from backend.__main__ import app as verbs
 from backend.config import first_choices
@@ -52,25 +52,24 @@ def window(window: Window) -> Window:
     return window
 
 
-def test_a_page_shown_right_after_a_change_of_theme_is_styled_before_hidden_ones(window: Window, monkeypatch):
+def test_a_page_shown_right_after_a_change_of_theme_is_styled_before_hidden_ones(window: Window, qtbot, monkeypatch):
     for page in ("runs", "train"):
         window.show_page(page)
     window.set_theme("dark")
     window.show_page("runs")
-    # A busy machine: one widget takes longer than a turn.
-    monkeypatch.setattr(theme, "time", SimpleNamespace(monotonic=count().__next__))
-    waiting = [each for each in QApplication.allWidgets() if not each.testAttribute(theme.POLISHED)]
-    shown = [each for each in waiting if each.isVisible()]
-    theme._restyle_hidden()
+    with monkeypatch.context() as patch:  # a busy machine: one widget takes longer than a turn
+        patch.setattr(theme, "time", SimpleNamespace(monotonic=count().__next__))
+        waiting = [each for each in QApplication.allWidgets() if not each.testAttribute(theme.POLISHED)]
+        shown = [each for each in waiting if each.isVisible()]
+        theme._restyle_hidden()
     assert len(waiting) > len(shown) > 0 and all(each.testAttribute(theme.POLISHED) for each in shown)
-
-
-def test_every_menu_entry_names_an_existing_slot(window: Window):
-    for entry in (entry for menu in MENUS.values() for entry in menu if entry):
-        if entry.page:
-            window.show_page(entry.page)
-        owner = window.pages[entry.page] if entry.page else window
-        assert not entry.slot or callable(attrgetter(entry.slot)(owner)), entry.name
+    rewards = window.pages["train"].rewards
+    qtbot.waitUntil(lambda: rewards.use_defaults.testAttribute(theme.POLISHED))
+    assert rewards.use_defaults.grab().toImage().pixelColor(4, 10) == theme.DARK.card
+    set_style_property(rewards.count, "role", "")
+    assert rewards.count.palette().windowText().color() == theme.DARK.text, (
+        "the light theme's colour of a role was left"
+    )
 
 
 def test_rewards_menu(window: Window, monkeypatch):

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from PySide6.QtCore import QAbstractItemModel, QEvent, QObject, QPoint, QPointF, QSize, Qt, Signal
+from PySide6.QtCore import QAbstractItemModel, QEvent, QObject, QPoint, QPointF, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QMouseEvent
 from PySide6.QtWidgets import QAbstractButton, QApplication, QComboBox, QLabel, QLineEdit, QStyleOptionComboBox, QWidget
 from pytestqt.qtbot import QtBot
+from shiboken6 import isValid
 
-from app.state.processes import ProcessOutcome, Service
+from app.state.processes import ProcessOutcome
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, ElidedLink
 from app.widgets.run_switcher import Switcher
 from app.window import Window
-from backend.utils.errors import ConfigProblem
+from backend.serve.questions import QUESTIONS, QuestionCall, handler
+from backend.utils.errors import ConfigProblem, UserError
 
 PATIENCE_MS = 60_000
 ELIDED = (ElidedLabel, ElidedLink, Switcher)
 W = TypeVar("W", bound=QWidget)
-
-
-class SilentService(Service):
-    """Takes questions and answers none, without a process: for tests that do not wait for an answer."""
-
-    def _start(self) -> bool:
-        self._process = None
-        return True
 
 
 @dataclass
@@ -67,6 +62,43 @@ class ServiceByHand(QObject):
 
     def last(self, name: str) -> Asked:
         return next(asked for asked in reversed(self.asked) if asked.name == name)
+
+
+class ServiceHere(ServiceByHand):
+    """Answers in this process on the next turn of the event loop. Questions in `held` wait until the test calls them;
+    `canned` replaces what a question would answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[str, list[Callable[[], None]]] = {}
+        self.canned: dict[str, Any] = {}
+
+    def ask(self, question: str, on_answer, *, on_progress=None, owner=None, **more: Any) -> int:
+        number = super().ask(question, on_answer, on_progress=on_progress, **more)
+        asked = self.asked[-1]
+
+        def work() -> None:
+            if number in self.cancelled or (owner is not None and not isValid(owner)):
+                return
+            call = QuestionCall(on_progress or (lambda progress: None))
+            try:
+                if question in self.canned:
+                    answer = self.canned[question]
+                else:
+                    answer = handler(question, *QUESTIONS[question])(call, **json.loads(json.dumps(asked.arguments)))
+            except UserError as mistake:
+                asked.refuse(mistake.faults)
+            else:
+                on_answer(answer)
+
+        if question in self.held:
+            self.held[question].append(work)
+        else:
+            QTimer.singleShot(0, self, work)
+        return number
+
+    def of(self, question: str) -> list[dict[str, Any]]:
+        return [asked.arguments for asked in self.asked if asked.name == question]
 
 
 class ProcessByHand(QObject):
