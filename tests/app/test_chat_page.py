@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PySide6.QtCore import QMimeData, QPoint, Qt, QUrl
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QToolButton, QWidget
+from PySide6.QtWidgets import QApplication, QToolButton
 
 from app import theme
 from app.pages.chat.answer_view import PromptPictures, split_thinking
@@ -28,7 +28,7 @@ from backend.runs.run_folder import RunFolder
 from tests.support.cases import cases
 from tests.support.trained_run import make_run
 from tests.support.trainer_by_hand import locked
-from tests.support.windows import Asked, ServiceByHand
+from tests.support.windows import Asked, ServiceByHand, drop
 
 MINE = '''from backend.rewards import register_reward_function
 @register_reward_function("long")
@@ -213,15 +213,6 @@ def seeing(page: ChatPage) -> ChatPage:
     return page
 
 
-def drop(widget: QWidget, *files: Path) -> None:
-    mime = QMimeData()
-    mime.setUrls([QUrl.fromLocalFile(str(file)) for file in files])
-    where, copies, left = QPoint(5, 5), Qt.DropAction.CopyAction, Qt.MouseButton.LeftButton
-    none = Qt.KeyboardModifier.NoModifier
-    QApplication.sendEvent(widget, QDragEnterEvent(where, copies, mime, left, none))
-    QApplication.sendEvent(widget, QDropEvent(where.toPointF(), copies, mime, left, none))
-
-
 def remove(page: ChatPage, file: str) -> None:
     QApplication.processEvents()
     buttons = [each for each in page.pictures.findChildren(QToolButton) if each.isVisible()]
@@ -257,11 +248,9 @@ def test_pictures_are_dropped_chosen_removed_and_asked_about(seeing: ChatPage, t
     assert send(page, "Which?").arguments["row"] is None, "another question without them"
 
 
-def test_a_model_that_reads_text_only_is_shown_no_picture(page: ChatPage, tmp_path: Path):
-    said: list[str] = []
-    page.session.message.connect(said.append)
+def test_a_model_that_reads_text_only_is_shown_no_picture(page: ChatPage, tmp_path: Path, told):
     drop(page, tmp_path / "red.png")
-    assert said == ["first reads text only, so it cannot be shown a picture."]
+    assert told == ["first reads text only, so it cannot be shown a picture."]
     assert page.pictures.paths == [] and page.add_pictures.isHidden()
 
 

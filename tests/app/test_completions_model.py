@@ -106,28 +106,25 @@ def found(path: Path, text: str) -> list[tuple[int, int]]:
     return [(int(steps[number]), int(places[number])) for number in search.matches]
 
 
+FOUND = {
+    "NEEDLE": [(2, 1)],
+    'say "yes"': [(3, 0)],
+    "one\ntwo": [(3, 1)],
+    "back\\slash": [(4, 0)],
+    "CAFÉ": [(4, 1)],
+    "café": [(4, 1)],
+    "пРивет": [(5, 0)],
+    "日本": [(5, 1)],
+    "<answer>7</answer>": [(6, 0)],
+    "Wholly": [(7, 0), (7, 1)],  # in the prompt
+    "reward": [],  # a key of every line
+    "`answer`": [],  # equal to other signs but for one bit
+    "nowhere": [],
+}
+
+
 @pytest.mark.parametrize("ascii_only", [False, True])
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("NEEDLE", [(2, 1)]),
-        ('say "yes"', [(3, 0)]),
-        ("one\ntwo", [(3, 1)]),
-        ("back\\slash", [(4, 0)]),
-        ("CAFÉ", [(4, 1)]),
-        ("café", [(4, 1)]),
-        ("пРивет", [(5, 0)]),
-        ("日本", [(5, 1)]),
-        ("<answer>7</answer>", [(6, 0)]),
-        ("Wholly", [(7, 0), (7, 1)]),  # in the prompt
-        ("reward", []),  # a key of every line
-        ("`answer`", []),  # equal to other signs but for one bit
-        ("nowhere", []),
-    ],
-)
-def test_text_is_found_in_any_case_and_spelling(
-    tmp_path: Path, text: str, expected: list[tuple[int, int]], ascii_only: bool
-) -> None:
+def test_text_is_found_in_any_case_and_spelling(tmp_path: Path, ascii_only: bool) -> None:
     texts = [
         ("x", "y"),
         ("a", "A Needle here"),
@@ -139,7 +136,8 @@ def test_text_is_found_in_any_case_and_spelling(
     ]
     rows = [row(step, *(completion(one) for one in pair)) for step, pair in enumerate(texts, 1)]
     rows[6]["prompt"] = "A wholly other prompt"
-    assert found(write(tmp_path / "completions.jsonl", rows, ascii_only=ascii_only), text) == expected
+    file = write(tmp_path / "completions.jsonl", rows, ascii_only=ascii_only)
+    assert {text: found(file, text) for text in FOUND} == FOUND
 
 
 def test_search_over_slices(tmp_path: Path, monkeypatch) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from PySide6.QtCore import Qt
@@ -107,23 +108,17 @@ def test_mac_menu_bar_icon_goes(qapp: QApplication, qtbot, monkeypatch) -> None:
     qtbot.waitUntil(lambda: not icon.isVisible())
 
 
-class Heard:
+@pytest.fixture
+def heard(monkeypatch) -> SimpleNamespace:
     """What a window tells its desktop."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.notices: list[tuple[str, str]] = []
-        self.percents: list[int | None] = []
-        monkeypatch.setattr(Notifier, "show", lambda _, *notice: self.notices.append(notice))
-        monkeypatch.setattr(LauncherIcon, "show_percent", lambda _self, percent: self.percents.append(percent))
+    heard = SimpleNamespace(notices=[], percents=[])
+    monkeypatch.setattr(Notifier, "show", lambda _, *notice: heard.notices.append(notice))
+    monkeypatch.setattr(LauncherIcon, "show_percent", lambda _self, percent: heard.percents.append(percent))
+    return heard
 
 
 @pytest.fixture
-def heard(monkeypatch) -> Heard:
-    return Heard(monkeypatch)
-
-
-@pytest.fixture
-def window(window: Window, qapp: QApplication, heard: Heard, monkeypatch) -> Window:
+def window(window: Window, qapp: QApplication, heard: SimpleNamespace, monkeypatch) -> Window:
     """A window with a desktop, behind the windows of other programs."""
     monkeypatch.setattr(window, "is_in_front", lambda: False)
     connect_desktop(qapp, window)
@@ -140,7 +135,7 @@ def live_run(window: Window, qtbot) -> tuple[Run, RunFolder, int]:
     return run, folder, handle
 
 
-def test_an_end_and_trouble_are_told_once(window: Window, heard: Heard, qtbot) -> None:
+def test_an_end_and_trouble_are_told_once(window: Window, heard: SimpleNamespace, qtbot) -> None:
     _, folder, handle = live_run(window, qtbot)
     assert heard.percents[-1] == 50 and window.windowTitle().startswith("50 % – sums – ")
     finding = {"code": "identical", "level": "warning", "sentence": "All completions are the same.", "advice": ""}
@@ -157,7 +152,7 @@ def test_an_end_and_trouble_are_told_once(window: Window, heard: Heard, qtbot) -
 
 
 @pytest.mark.parametrize("why", ["in front", "switched off"])
-def test_nothing_is_told(window: Window, heard: Heard, qtbot, monkeypatch, why: str) -> None:
+def test_nothing_is_told(window: Window, heard: SimpleNamespace, qtbot, monkeypatch, why: str) -> None:
     if why == "in front":
         monkeypatch.setattr(window, "is_in_front", lambda: True)
     else:
@@ -169,7 +164,7 @@ def test_nothing_is_told(window: Window, heard: Heard, qtbot, monkeypatch, why: 
     assert heard.notices == []
 
 
-def test_preferences_take_effect_at_once(window: Window, heard: Heard, qtbot, monkeypatch, tmp_path) -> None:
+def test_preferences_take_effect_at_once(window: Window, heard: SimpleNamespace, qtbot, monkeypatch, tmp_path) -> None:
     _, _, handle = live_run(window, qtbot)
     service = window.session.service = ServiceByHand()
     window.menus["preferences"].trigger()

@@ -12,51 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
-from PySide6.QtGui import QDragEnterEvent, QDropEvent
+from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication
 
 from app.state.prefs import Prefs
 from app.state.session import Session
 from app.window import Window
 from backend.runs.events import parse_line
 from backend.utils import places
+from tests.support.windows import drop
 
-MOST_CLICKS = 6
 ONE_SHORT_STEP = {"iters": 1, "max_completion_length": 16, "steps_per_eval": 0}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guide" / "grpo.md"
-
-
-class Hand:
-    """Drops and clicks as the user would, and counts them."""
-
-    def __init__(self) -> None:
-        self.did: list[str] = []
-
-    def drop(self, on: QWidget, path: Path) -> None:
-        """Drop on the middle of the window: the widget there, or the first of its parents that accepts the file."""
-        mime = QMimeData()
-        mime.setUrls([QUrl.fromLocalFile(str(path))])
-        mime.setText(path.as_uri())  # as file managers do, and line edits accept text
-        rest = (Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier)
-        target = on.childAt(on.rect().center()) or on
-        while not _enters(target, rest):  # what a widget does not accept goes to its parent
-            assert target is not on, "no widget accepts the file"
-            target = target.parentWidget()
-        QApplication.sendEvent(target, QDropEvent(QPointF(5, 5), *rest))
-        self.did.append("drop")
-
-    def click(self, widget: QWidget) -> None:
-        assert widget.isVisible() and widget.isEnabled(), "only what can be seen can be clicked"
-        QTest.mouseClick(widget, Qt.MouseButton.LeftButton)
-        self.did.append("click")
-
-
-def _enters(target: QWidget, rest: tuple) -> bool:
-    event = QDragEnterEvent(QPoint(5, 5), *rest)
-    event.ignore()
-    return target.acceptDrops() and QApplication.sendEvent(target, event) and event.isAccepted()
 
 
 @pytest.fixture
@@ -108,8 +76,8 @@ def kinds(run) -> list[str]:
 
 
 @pytest.mark.slow
-def test_from_a_csv_to_a_running_job_in_six_clicks(window: Window, questions: Path, cached_model: str, qtbot):
-    hand, draft = Hand(), window.session.draft
+def test_from_a_csv_to_a_running_job_in_two_actions(window: Window, questions: Path, cached_model: str, qtbot):
+    draft = window.session.draft
     run_button = window.toolbar.widgetForAction(window.menus["run"])
     unlike = questions.with_name("other.csv")
     unlike.write_text("left,right\n1 + 1,2\n3 + 4,7\n")
@@ -120,19 +88,18 @@ def test_from_a_csv_to_a_running_job_in_six_clicks(window: Window, questions: Pa
     assert QApplication.focusWidget() is field.control, "Run goes to what the form calls a problem, and makes no run"
     assert "no column prompt" in window.strip.sentence.text() and not places.runs_folder().exists()
     window.undo()
-    hand.drop(window, questions)
+    drop(window.childAt(window.rect().center()), questions)
     qtbot.waitUntil(lambda: draft.value("data") == str(questions))
     assert draft.value("model") == cached_model, "the model that is here already is offered"
     assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("Question", "Answer")
     draft.update(ONE_SHORT_STEP)  # the way to a running job is the same, and waiting for it is not the test
     qtbot.waitUntil(lambda: run_button.isEnabled() and run_button.property("role") == "primary")
-    hand.click(run_button)
+    QTest.mouseClick(run_button, Qt.MouseButton.LeftButton)
     run = window.session.run
     assert run is not None, window.strip.sentence.text()
     qtbot.waitUntil(lambda: "step" in kinds(run) or "failed" in kinds(run), timeout=120_000)
     assert "step" in kinds(run), run.folder.log.read_text()
     assert window.current_page == "monitor"
-    assert len(hand.did) <= MOST_CLICKS
     section = DOCUMENT.read_text().partition("\n## ")[2].partition("\n## ")[0]
     steps = [line for line in section.splitlines() if line[:2].rstrip(".").isdigit()]
-    assert len(steps) == len(hand.did), "docs/guide/grpo.md tells the same steps"
+    assert len(steps) == 2, "docs/guide/grpo.md tells the same steps: the drop and the click"

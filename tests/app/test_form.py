@@ -5,6 +5,7 @@ of the same values; problems stand where they are mended.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel
 
+from app import theme
 from app.pages.train import train_page
 from app.pages.train.form import ESSENTIAL
 from app.pages.train.reward_panel import LABEL, USE, WEIGHT
@@ -51,14 +53,33 @@ NOT_TYPED |= {"tools_file", "tools", "environment", "mcp_servers", "teacher_mode
 FILLED = filled_form(*NOT_TYPED)
 
 
+@pytest.fixture(scope="module")
+def only_page(qapp: QApplication, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainPage]:
+    """One page for all tests: to build one takes longer than what most of them do with it."""
+    theme.apply(qapp, "light")
+    folder = tmp_path_factory.mktemp("form")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_page, "SETTLE_MS", 0)  # problems are shown once the event loop turns, not after a pause
+        session = Session(Prefs(folder / "prefs"))
+        session.service = ServiceByHand()  # pyright: ignore
+        page = TrainPage(session)
+    page.build_all()
+    page.resize(1100, 760)
+    page.show()
+    yield page
+    page.close()
+    page.deleteLater()
+
+
 @pytest.fixture
-def page(qtbot, session: Session, tmp_path: Path, monkeypatch) -> TrainPage:
-    (tmp_path / "demo.yaml").write_text("model: demo/model\ndata: demo/data\niters: 60\n")
-    monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
-    monkeypatch.setattr(train_page, "SETTLE_MS", 0)  # problems are shown once the event loop turns, not after a pause
-    page = TrainPage(session)
-    qtbot.show(page, 1100, 760)
-    return page
+def page(qtbot, only_page: TrainPage) -> Iterator[TrainPage]:
+    """The page with the essentials, every setting at its default."""
+    only_page.draft.reset()
+    only_page.density.choose("essentials")
+    with qtbot.waitActive(only_page):
+        only_page.activateWindow()
+    yield only_page
+    only_page.session.close_run()
 
 
 def fill(field: fields.Field, value: object) -> None:
@@ -93,7 +114,6 @@ def rows(page: TrainPage) -> list[tuple[str, bool, float | None]]:
 
 
 def test_every_setting_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):
-    page.build_all()
     assert set(page.form.fields) == set(SETTINGS), "every setting has its field"
     for key in sorted(FILLED, key=lambda key: SETTINGS[key].when is not None):  # what enables others comes first
         fill(page.form.fields[key], FILLED[key])
@@ -114,7 +134,6 @@ def test_every_setting_survives_save_and_load(page: TrainPage, tmp_path: Path, q
 
 
 def test_mlx_lm_lora_config_opens(page: TrainPage, tmp_path: Path, monkeypatch):
-    page.build_all()
     monkeypatch.setenv("HOME", str(tmp_path))
     function = "@register_reward_function('{0}')\ndef {0}(prompts, completions, answer, types=None):\n    return []\n"
     (tmp_path / "my_rewards.py").write_text("".join(map(function.format, ("exact_match", "by_type", "concise"))))
@@ -156,7 +175,6 @@ def test_problem_below_its_field(page: TrainPage, qtbot):
 
 
 def test_lora_settings_hidden_under_full(page: TrainPage, qtbot):
-    page.build_all()
     page.density.choose("all")
     rank = page.form.fields["rank"]
     assert not rank.isHidden()
@@ -180,7 +198,6 @@ FIVE = {
 
 
 def test_a_mode_hides_what_it_has_no_use_for(page: TrainPage, qtbot):
-    page.build_all()
     """Both densities, headings and cards too; switching back brings the values back."""
     fields, draft = page.form.fields, page.draft
     draft.update({"group_size": 6, "beta": 0.3, "num_iterations": 2, "reward_functions": ["no_such_function"]})
@@ -261,7 +278,6 @@ def test_a_small_window_shows_the_essentials_whole(qtbot, window: Window, sessio
 
 
 def test_changed_settings_are_chips(page: TrainPage):
-    page.build_all()
     draft, chips = page.draft, page.chips
     draft.reset()
     assert chips.count.text() == "Everything else is at its default." and not chips.chips
@@ -305,7 +321,6 @@ def test_problems_of_a_file_are_mended_in_their_panel(page: TrainPage, tmp_path:
 
 
 def test_choice_that_is_always_refused_is_listed_where_a_file_has_it(page: TrainPage):
-    page.build_all()
     menu = page.form.fields["parallelism"].control
     assert menu.findData("pipeline") < 0 <= menu.findData("tensor")
     page.draft.set("parallelism", "pipeline")
@@ -327,12 +342,20 @@ def test_unusual_value_is_a_warning(page: TrainPage, qtbot):
     assert not field._problem.isVisible()
 
 
-def test_weights_written_as_text_stand_in_the_table(page: TrainPage, tmp_path: Path):
+def test_weights_are_edited_in_the_table(page: TrainPage, tmp_path: Path, qtbot):
+    """Those of a file that has them as text."""
     names = '["r1_accuracy_reward_func", "r1_count_xml"]'
     (tmp_path / "trl.yaml").write_text(f"reward_functions: {names}\nreward_weights: '[2.0, 0.5]'\n")
     page.session.load_config(tmp_path / "trl.yaml")
     assert [row.weight for row in page.rewards.model.ticked] == [2.0, 0.5]
     assert page.rewards.model.index(0, WEIGHT).data() == "2"
+    click_cell(page.rewards, 0, WEIGHT)
+    box = page.rewards.table.findChild(WeightEdit)
+    box.selectAll()
+    QTest.keyClicks(box, "2.5")
+    QTest.keyClick(box, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: page.draft.value("reward_weights") == [2.5, 0.5])
+    assert page.form.fields["reward_weights"].control.text() == "2.5, 0.5"
 
 
 def test_a_function_that_is_not_there_keeps_its_row(page: TrainPage):
@@ -394,7 +417,6 @@ def test_a_match_is_chosen(search: SettingSearch, qtbot, way: str):
 
 
 def test_no_ticks_mean_the_defaults(page: TrainPage):
-    page.build_all()
     fix_problems(page.draft)
     for row in range(5):
         assert not page.rewards.none_ticked.isVisible()
@@ -409,24 +431,6 @@ def test_no_ticks_mean_the_defaults(page: TrainPage):
     assert not page.rewards.none_ticked.isVisible()
 
 
-def test_edited_weight_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):
-    page.build_all()
-    fix_problems(page.draft)
-    table = page.rewards.table
-    click_cell(page.rewards, 2, WEIGHT)
-    box = table.findChild(WeightEdit)
-    box.selectAll()
-    QTest.keyClicks(box, "2.5")
-    QTest.keyClick(box, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: page.draft.value("reward_weights") == [1.0, 1.0, 2.5, 1.0, 1.0])
-    assert page.form.fields["reward_weights"].control.text() == "1, 1, 2.5, 1, 1"
-    page.draft.save(tmp_path / "weights.yaml")
-    page.draft.reset()
-    assert rows(page)[2][2] == 1.0
-    page.draft.load(tmp_path / "weights.yaml")
-    assert rows(page)[2] == ("r1_strict_format_reward_func", True, 2.5)
-
-
 def test_chosen_file_comes_first_and_ticked(page: TrainPage, tmp_path: Path):
     for name, decorator in (("first", "@register_reward_function('first')\n"), ("second", "")):  # second: as for TRL
         text = f"{decorator}def {name}(completions, **columns):\n    'Scores all.'\n"
@@ -436,7 +440,6 @@ def test_chosen_file_comes_first_and_ticked(page: TrainPage, tmp_path: Path):
     assert rows(page)[0] == ("first", True, 1.0)
     assert page.draft.value("reward_functions") == ["first", "r1_count_xml"]
     assert page.draft.value("reward_weights") == [1.0, 0.5]
-    page.build_all()
     page.session.use_path("reward_functions_file", tmp_path / "second.py")
     assert page.density.key == "essentials" and page.rewards.table.hasFocus(), "its functions stand in the table"
     QTest.mouseClick(page.chips.chips["reward_functions_file"].text, Qt.MouseButton.LeftButton)
@@ -499,32 +502,17 @@ def test_memory_in_the_plan_and_bar(page: TrainPage, qtbot, monkeypatch):
     bar.grab()
 
 
-def test_too_large_run_needs_confirmation(page: TrainPage, monkeypatch):
-    started: list[str] = []
-    monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run.name))
+def test_too_large_run_needs_confirmation(page: TrainPage, monkeypatch, started):
     fix_problems(page.draft)
     needed = MemoryParts((("Weights", "", 10e9),), 4e9)
     monkeypatch.setattr("app.state.run_starter.memory_parts_of", lambda *_, **__: needed)
-    messages: list[str] = []
-    page.session.messages.said.connect(messages.append)
     page.session.starter.start()
-    assert not started
-    (said,) = map(plain_text, messages)
+    assert not started and page.session.messages.current is not None
+    said = plain_text(page.session.messages.current.sentence)
     assert said == "Not started. Needs about 10.0 GB, and this machine has only 4.0 GB to give."
-    page.session.starter.confirm_over_memory = lambda memory_parts: True
+    monkeypatch.setattr(page.session.starter, "confirm_over_memory", lambda memory_parts: True)
     page.session.starter.start()
     assert len(started) == 1
-
-
-def test_run_with_problems_shows_the_first_problem(page: TrainPage):
-    messages, requested = [], []
-    page.session.messages.said.connect(messages.append)
-    page.session.field_requested.connect(requested.append)
-    page.session.starter.start()
-    assert requested == ["model"]
-    assert messages == ["Choose a base model: a folder, or an id on Hugging Face. There is 1 more problem."]
-    assert page.session.run is None
-    assert not places.runs_folder().exists(), "nothing is created"
 
 
 def test_every_part_of_an_estimate_has_a_label() -> None:
@@ -558,7 +546,8 @@ def run(apart: Path) -> RunFolder:
     return run
 
 
-def test_run_as_adapter(page: TrainPage, session: Session, run: RunFolder) -> None:
+def test_run_as_adapter(page: TrainPage, run: RunFolder) -> None:
+    session = page.session
     session.draft.update({"model": "", "rank": 8})
     field = page.form.fields["adapter"]
     menu = field.browse.menu()
@@ -576,14 +565,16 @@ def test_run_as_adapter(page: TrainPage, session: Session, run: RunFolder) -> No
     assert session.draft.value("adapter") == "gone" and session.draft.value("rank") == 5
 
 
-def test_peft_adapter(page: TrainPage, session: Session, tmp_path: Path) -> None:
+def test_peft_adapter(page: TrainPage, tmp_path: Path, monkeypatch) -> None:
+    session = page.session
     (folder := tmp_path / "checkpoint-200").mkdir()
     (folder / "adapter_model.safetensors").write_bytes(b"x")
     session.draft.update({"model": "someone/base"})
     field = page.form.fields["adapter"]
     assert isinstance(field, AdapterField) and field.import_button.isHidden()
     asked: dict[str, Any] = {}
-    session.service.ask = lambda question, on_answer, **how: asked.update(how, question=question, answer=on_answer)
+    ask = lambda question, on_answer, **how: asked.update(how, question=question, answer=on_answer)  # noqa: E731
+    monkeypatch.setattr(session.service, "ask", ask)
     for path in (folder, folder / "adapter_model.safetensors"):
         field.take(str(path))
         assert not field.import_button.isHidden()
@@ -635,7 +626,7 @@ class Game(Base):
 def test_tools_are_listed_from_the_source_and_once_allowed_as_the_model_reads_them(
     page: TrainPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    page.session.service = service = ServiceByHand()
+    monkeypatch.setattr(page.session, "service", service := ServiceByHand())
     page.show_density("all")
     field, draft = page.form.fields["tools"], page.draft
     assert field.status.text().startswith("None.") and field.control.isHidden() and field.load.isHidden()
@@ -654,10 +645,10 @@ def test_tools_are_listed_from_the_source_and_once_allowed_as_the_model_reads_th
     assert draft.value("tools") == ["say"], "the last one stays"
     toggle_tick(field.model, field.model.index(0, 0))
     assert draft.value("tools") == []
-    page.session.consent.ask = lambda requests: False
+    monkeypatch.setattr(page.session.consent, "ask", lambda requests: False)
     field.load.click()
     assert not service.asked
-    page.session.consent.ask = lambda requests: True
+    monkeypatch.setattr(page.session.consent, "ask", lambda requests: True)
     field.load.click()
     about = {"name": "add", "description": "Add.", "parameters": {"properties": {"first": {"type": "integer"}}}}
     served = {"name": "now", "description": "", "parameters": {}}

@@ -75,37 +75,30 @@ def test_glossary_search(window: Window) -> None:
     assert len(window.findChildren(GlossaryDialog)) == 1
 
 
-class ReleaseList:
-    """A server on 127.0.0.1 that answers with `content`, and keeps the paths and headers it was asked with."""
+class ReleaseList(BaseHTTPRequestHandler):
+    """Answers with `content`, and keeps the paths and headers it was asked with."""
 
-    def __init__(self) -> None:
-        self.content, self.status, self.asked = b"{}", 200, list[tuple[str, dict[str, str]]]()
-        outer = self
+    content, asked, address = b"{}", list[tuple[str, dict[str, str]]](), ""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.asked.append((self.path, dict(self.headers)))
-                self.send_response(outer.status)
-                self.end_headers()
-                self.wfile.write(outer.content)
+    def do_GET(self) -> None:
+        self.asked.append((self.path, dict(self.headers)))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.content)
 
-            def log_message(self, *arguments: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-        self.address = f"http://127.0.0.1:{self.server.server_port}/releases"
-
-    def name(self, version: str, page: str = "") -> None:
-        self.content = json.dumps({"version": version, "page": page}).encode()
+    def log_message(self, *arguments: Any) -> None:
+        pass
 
 
 @pytest.fixture
-def release_list() -> Iterator[ReleaseList]:
-    served = ReleaseList()
-    yield served
-    served.server.shutdown()
-    served.server.server_close()
+def release_list() -> Iterator[type[ReleaseList]]:
+    """On this machine."""
+    served = type("Served", (ReleaseList,), {"asked": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), served) as server:
+        served.address = f"http://127.0.0.1:{server.server_port}/releases"
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield served
+        server.shutdown()
 
 
 def ask(address: str) -> dict[str, str] | None:
@@ -122,10 +115,10 @@ def test_nothing_is_built_in_and_nothing_is_on(window: Window, monkeypatch) -> N
     assert "service" not in vars(window.session), "no process was started for it"
 
 
-def test_newer_version(window: Window, release_list: ReleaseList, monkeypatch, qtbot) -> None:
+def test_newer_version(window: Window, release_list: type[ReleaseList], monkeypatch, qtbot) -> None:
     window.session.service = ServiceHere()  # pyright: ignore
     monkeypatch.setenv(about.FEED_VARIABLE, release_list.address)
-    release_list.name("999.1", "https://example.org/grpo-studio")
+    release_list.content = b'{"version": "999.1", "page": "https://example.org/grpo-studio"}'
     assert not window.session.updates.check_at_start(), "not before the user turns it on"
     window.menus["update_checks"].trigger()
     assert window.menus["update_checks"].isChecked() and window.session.updates.check_at_start()
@@ -146,7 +139,7 @@ def test_newer_version(window: Window, release_list: ReleaseList, monkeypatch, q
         {"tag_name": "v2.0.0", "html_url": "javascript:alert(1)"},
     ],
 )
-def test_three_kinds_of_lists_are_read(release_list: ReleaseList, content: dict[str, Any]) -> None:
+def test_three_kinds_of_lists_are_read(release_list: type[ReleaseList], content: dict[str, Any]) -> None:
     release_list.content = json.dumps(content).encode()
     found = ask(release_list.address)
     assert found and found["version"].startswith("2.0") and found["page"] in ("", "https://example.org")

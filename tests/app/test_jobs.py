@@ -20,7 +20,7 @@ from backend.jobs.job_file import JobFile, write_job
 from backend.runs.queue import training_run
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import read_record
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import ConfigProblem
 from tests.support import made_up_runs
 from tests.support.small_run import settings_for
 from tests.support.trainer_by_hand import locked, write_event
@@ -109,11 +109,6 @@ def test_without_a_token(qtbot):
     dialog.account.button.click()
     service.last("hub_login").answer(ACCOUNT | {"name": "me"})
     assert dialog.owner.currentText() == "me" and dialog.owner.isVisible() and dialog.account.token.isHidden()
-
-
-def test_settings_that_trl_cannot_train(qtbot):
-    with pytest.raises(UserError, match="this run imitates answers"):
-        make_dialog(qtbot, train_mode="sft")
 
 
 def test_form_trains_there(window: Window, started, tmp_path: Path):

@@ -392,11 +392,17 @@ def test_the_page_shows_the_findings_of_a_run_and_dismisses_one(page: MonitorPag
     assert cards.isHidden()
 
 
+def revive(folder: RunFolder) -> str:
+    """Take the ending off a run and lock it, as if it still trained; returns the whole event log."""
+    whole = folder.events.read_text()
+    folder.events.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    hold_lock(folder)
+    return whole
+
+
 def test_a_solved_run_can_be_stopped(qtbot, page: MonitorPage, show_run, tmp_path: Path) -> None:
     folder = recording("solved").unpack(tmp_path / "run")
-    lines = folder.events.read_text().splitlines(keepends=True)
-    folder.events.write_text("".join(lines[:-1]))  # without its ending, and locked: it is alive
-    hold_lock(folder)
+    whole = revive(folder)
     show_run(folder)
     training, held_out = changes(page.session.run)
     assert (training.label, training.unit) == ("Correct in training", "share") and held_out.unit == "share"
@@ -405,7 +411,7 @@ def test_a_solved_run_can_be_stopped(qtbot, page: MonitorPage, show_run, tmp_pat
     solved = next(row for row in rows_of(page.findings) if row.episode.title == "Solved")
     next(link for link in solved.links if link.text() == "Stop the run").click()
     assert folder.control.read_text().strip() == "stop"
-    folder.events.write_text("".join(lines))
+    folder.events.write_text(whole)
 
     def links() -> list[str]:
         return [link.text() for row in rows_of(page.findings) for link in row.links]
@@ -414,19 +420,10 @@ def test_a_solved_run_can_be_stopped(qtbot, page: MonitorPage, show_run, tmp_pat
     assert "Dismiss" in links()
 
 
-def test_do_it(qtbot, page: MonitorPage, show_run, tmp_path: Path) -> None:
-    folder = recording("lr-high").unpack(tmp_path / "run")
-    show_run(folder)
-    session = page.session
+def test_do_it(page: MonitorPage, show_run, tmp_path: Path) -> None:
+    folder, session = recording("lr-high").unpack(tmp_path / "run"), page.session
     before = session.draft.value("learning_rate")
-    with qtbot.waitSignal(session.draft.changed):
-        take_up(session, session.run, {"learning_rate": 3e-6})
-    assert session.draft.value("learning_rate") == 3e-6
-    session.draft.set("learning_rate", before)
-
-    lines = folder.events.read_text().splitlines(keepends=True)
-    folder.events.write_text("".join(lines[:-1]))  # without its ending, and locked: it is alive
-    hold_lock(folder)
+    revive(folder)
     show_run(folder)
     assert session.run.is_live
     take_up(session, session.run, {"learning_rate": 3e-6})

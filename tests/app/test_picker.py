@@ -216,15 +216,13 @@ def write_unsupported_model(folder: Path, kind: str = "marvin") -> str:
 def test_unsupported_model(qtbot: QtBot, page: TrainPage, tmp_path: Path, monkeypatch):
     sentence = "strange cannot be trained. This version of mlx-lm knows no model of the kind marvin."
     draft, field = page.draft, page.form.fields["model"]
-    messages: list[str] = []
-    page.session.messages.said.connect(messages.append)
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda *_: pytest.fail("it was started"))
     draft.set("data", "a/b")
     field.take(write_unsupported_model(tmp_path / "strange"))
     qtbot.waitUntil(lambda: field._problem is not None and field._problem.text() == sentence)
     assert [fault.sentence for fault in draft.problems()] == [sentence]
     page.session.starter.start()
-    assert messages == [sentence]
+    assert page.session.messages.current is not None and page.session.messages.current.sentence == sentence
     write_unsupported_model(tmp_path / "strange", "llama")
     page.session.starter.start()
     qtbot.waitUntil(lambda: not draft.problems())

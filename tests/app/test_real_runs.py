@@ -267,9 +267,9 @@ def test_menu_of_a_completion(qtbot: QtBot, session: Session, real_runs: Path, t
 
 
 @pytest.mark.parametrize("session", ["light"], indirect=True)
-@pytest.mark.usefixtures("helper")
 def test_own_csv_is_evaluated_after_two_clicks(qtbot: QtBot, session: Session, real_runs: Path, monkeypatch) -> None:
     """Of a run whose dataset is one file; the file dialog's double click is the second."""
+    session.service = ServiceHere()  # pyright: ignore
     own = real_runs.parent / "own.csv"
     own.write_text("prompt,answer\nWhat is 0 plus 0?,0\nWhat is 40 plus 2?,42\n")
     page = qtbot.show(EvaluatePage(session), 1100, 760)
@@ -285,7 +285,6 @@ def test_own_csv_is_evaluated_after_two_clicks(qtbot: QtBot, session: Session, r
     assert page.card.isVisible() and page.evaluations.problem == ""
     assert "own.csv" in page.card.title.text() + page.card.sentence.text()
     assert "1 of these 2 prompts" in page.card.advice.text() and page.picker.currentText().startswith("own.csv, step 3")
-    session.service.close()
 
 
 @pytest.mark.parametrize("session", ["light"], indirect=True)

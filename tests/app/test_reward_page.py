@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QEvent, QMimeData, QModelIndex, QPoint, QPointF, Qt, QUrl
-from PySide6.QtGui import QDropEvent, QGuiApplication, QKeyEvent
+from PySide6.QtCore import QEvent, QModelIndex, Qt
+from PySide6.QtGui import QGuiApplication, QKeyEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel, QLineEdit
 
@@ -26,7 +26,7 @@ from app.widgets.basic.dialogs import TextDialog
 from app.window import Window
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from tests.support import small_run
-from tests.support.windows import table_texts
+from tests.support.windows import drop, table_texts
 
 MINE = '''from backend.rewards import register_reward_function
 
@@ -192,13 +192,6 @@ def test_drop_and_paste(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     drop(page, tmp_path / "mine.py")
     assert page.panel.editor.toPlainText() == MINE
-
-
-def drop(page: RewardsPage, file: Path) -> None:
-    data = QMimeData()
-    data.setUrls([QUrl.fromLocalFile(str(file))])
-    action, button = Qt.DropAction.CopyAction, Qt.MouseButton.LeftButton
-    page.dropEvent(QDropEvent(QPointF(QPoint(5, 5)), action, data, button, Qt.KeyboardModifier.NoModifier))
 
 
 def test_save_marks_the_error(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) -> None:

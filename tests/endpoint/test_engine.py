@@ -69,7 +69,8 @@ def test_answers_join_and_leave_and_prompts_continue_what_was_read(
             if not left[0]:
                 engine.stop()
 
-        made = Job(model, prompt, Sampling(1.0 if number % 3 else 0.8), 4 + 2 * number, number, tell)
+        most = 4 + 2 * (number % 100)
+        made = Job(model, prompt, Sampling(1.0 if number % 3 else 0.8), most, number, tell)
         answers[number] = made, []
         return made
 
@@ -134,8 +135,8 @@ def test_a_long_prompt_is_read_between_the_tokens_of_others(
     model = model_of(tiny_model(tmp_path / "model", layers=1, own={"max_position_embeddings": 4096}))
     monkeypatch.setattr(engine_module, "PIECE", 32)
     monkeypatch.setattr(cached_sequence, "PREFILL_CHUNK", 32)
-    engine, heard, ids = Engine(8), list[str](), np.random.default_rng(0).integers(4, 300, 1000).tolist()
-    jobs = {"short": Job(model, ids[:5], Sampling(), 300, 1, print)}
+    engine, heard, ids = Engine(8), list[str](), np.random.default_rng(0).integers(4, 300, 640).tolist()
+    jobs = {"short": Job(model, ids[:5], Sampling(), 200, 1, print)}
     jobs |= {
         "long": Job(model, ids, Sampling(), 4, 2, print, top=top),
         "left": Job(model, ids[::-1], Sampling(), 4, 3, print),
@@ -159,7 +160,7 @@ def test_a_long_prompt_is_read_between_the_tokens_of_others(
     engine.submit(jobs["short"])
     engine.run()
     before = heard.index("long")
-    assert before > 30 and heard[-1] == "short" and not tokens["left"], "read in 32 pieces, while the other went on"
+    assert before > 20 and heard[-1] == "short" and not tokens["left"], "read in 20 pieces, while the other went on"
     for name in ("short", "long"):
         alone = CachedSequence(model.policy.model, model.policy.split_model)
         steps = alone.generate(jobs[name].prompt, Sampling(), jobs[name].uniforms())

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ import pytest
 import yaml
 
 from app import help_menu
-from app.pages import PAGES
 from app.state import guide
 from app.state.guide import GLOSSARY
 from backend.__main__ import app
@@ -121,13 +120,6 @@ class Machine:
     def backend(self, *arguments: str | Path, **how: Any) -> str:
         return self.run(BUNDLED_PROGRAM, *arguments, **how).stdout
 
-    def ask(self, question: str, **request: object) -> Any:
-        """Put one question to `serve`, and return its answer."""
-        line = json.dumps({"id": 1, "ask": question, "with": request})
-        replies = [json.loads(line) for line in self.backend("serve", stdin=f"{line}\n").splitlines()]
-        assert "answer" in replies[-1], replies
-        return replies[-1]["answer"]
-
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
@@ -180,14 +172,51 @@ def last_json(output: str) -> Any:
     return json.loads(output.splitlines()[-1])
 
 
-def check(machine: Machine, run: Path) -> None:
-    machine.backend("check", config(machine, "checked"))
-    machine.backend("check", config(machine, "wrong", learning_rate=-1), code=2)
+LINES = """\
+check {run}/config.yaml
+clone {run} --warm --name warm --set iters=99
+clone {run} --step 1 --name goes-on --start --no-progress
+compare {run} {run} --json
+demo --iters 1 --json
+doctor {run} --json
+estimate {run}/config.yaml --json
+evaluate {run} --limit 4 --greedy --json
+export {run} --to folder --folder {home}/models --name exported
+generate {run} --row 1 --both --score --max-tokens 4 --json
+hub logout
+replay {run} --speed 0 --name replayed --runs-dir {home}
+resume {run}
+rewards list
+rewards score {run}/config.yaml --completions {run}/completions.jsonl --json
+rewards sample {run}/config.yaml -n 1 --json
+runs --json
+track {run} --to csv
+validate {resources}/demo/model
+where --json
+bench device --quick --minutes 0.3 --out {home}
+""".splitlines()
+"""What needs no more than an exit without an error."""
+REFUSED = {
+    "change {run} beta=0.1": "is not training",
+    "hub whoami": "You are not logged in to Hugging Face",
+    "job --hardware": "HF_HUB_OFFLINE",
+    "mcp": "not installed",
+    "sessions {home}": "",
+    "track {run} --to tensorboard": "tensorboard is not part of this app",
+}
+
+
+def words(line: str, machine: Machine, run: Path) -> list[str]:
+    return [word.format(run=run, home=machine.home, resources=RESOURCES) for word in line.split(" ")]
+
+
+@pytest.mark.parametrize("line", [*LINES, *REFUSED])
+def test_verb(machine: Machine, run: Path, line: str) -> None:
+    done = machine.run(BUNDLED_PROGRAM, *words(line, machine, run), code=2 if line in REFUSED else 0)
+    assert REFUSED.get(line, "") in done.stderr
 
 
 def change(machine: Machine, run: Path) -> None:
-    refusal = machine.run(BUNDLED_PROGRAM, "change", run, "beta=0.1", code=2).stderr
-    assert "is not training" in refusal
     live = run.with_name("live")
     settings = config(machine, "live", iters=1000)
     with machine.started(BUNDLED_PROGRAM, "train", settings, "--name", "live", "--no-progress") as training:
@@ -199,17 +228,11 @@ def change(machine: Machine, run: Path) -> None:
         assert training.wait(60) == STOPPED
 
 
-def clone(machine: Machine, run: Path) -> None:
-    for kind in ("--warm", "--cold"):
-        folder = Path(machine.backend("clone", run, kind, "--name", f"clone{kind}", "--set", "iters=99").strip())
-        assert (folder / "parent.json").is_file()
-    machine.backend("clone", run, "--step", "1", "--name", "goes-on", "--start", "--no-progress")
-    assert steps(run.with_name("goes-on")) == [1, 2]
+def chat(machine: Machine, run: Path) -> None:
+    assert machine.backend("chat", run, "--max-tokens", "4", stdin="1+1=\n").strip()
 
 
 def export(machine: Machine, run: Path) -> None:
-    machine.backend("export", run, "--to", "folder", "--folder", machine.home / "models", "--name", "exported")
-    assert list((machine.home / "models").rglob("exported/model*.safetensors"))
     machine.backend("export", run, "--to", "trl", "--folder", machine.home, "--name", "for-trl")
     folder = machine.home / "for-trl"
     assert {"train.py", "rewards.py", "grpo_config.yaml"} <= {path.name for path in folder.iterdir()}
@@ -218,43 +241,16 @@ def export(machine: Machine, run: Path) -> None:
     assert list((folder / "backend" / "rewards" / "functions").glob("*.py"))
 
 
-def where(machine: Machine, run: Path) -> None:
-    rows = {row["key"]: row for row in json.loads(machine.backend("where", "--json"))}
-    assert rows["runs"]["files"] > 0 and rows["runs"]["path"] == str(run.parent)
-
-
-def replay(machine: Machine, run: Path) -> None:
-    machine.backend("replay", run, "--speed", "0", "--name", "replayed", "--runs-dir", machine.home)
-    assert (machine.home / "replayed" / "completions.jsonl").read_bytes() == (run / "completions.jsonl").read_bytes()
-
-
 def serve(machine: Machine, run: Path) -> None:
-    assert machine.ask("models") is not None
-    # Which architectures there are, and their aliases, is read from mlx-lm's own files.
-    facts = machine.ask("model_facts", name=str(RESOURCES / "demo" / "model"))
-    assert not facts.get("refusal"), facts
-
-
-def rewards(machine: Machine, run: Path) -> None:
-    assert "r1_accuracy_reward_func" in machine.backend("rewards", "list")
-    completions = ("--completions", run / "completions.jsonl")
-    assert last_json(machine.backend("rewards", "score", run / "config.yaml", *completions, "--json"))["rows"]
-    assert last_json(machine.backend("rewards", "sample", run / "config.yaml", "-n", "1", "--json"))
-
-
-def bench(machine: Machine, run: Path) -> None:
-    machine.backend("bench", "device", "--quick", "--minutes", "0.3", "--out", machine.home)
-    assert list(machine.home.glob("device-*.json"))
+    line = json.dumps({"id": 1, "ask": "models", "with": {}})
+    replies = [json.loads(line) for line in machine.backend("serve", stdin=f"{line}\n").splitlines()]
+    assert "answer" in replies[-1], replies
 
 
 def hub(machine: Machine, run: Path) -> None:
-    nobody = machine.run(BUNDLED_PROGRAM, "hub", "whoami", code=2).stderr
-    assert "You are not logged in to Hugging Face" in nobody, nobody
-    # keyring and its backends are there, and find that this machine has no keychain.
+    """keyring and its backends are there, and find that this machine has no keychain."""
     refusal = machine.run(BUNDLED_PROGRAM, "hub", "login", "--from-stdin", stdin="hf_none\n", code=2).stderr
-    if sys.platform == "linux":
-        assert "This system has no keychain that could keep the token" in refusal, refusal
-    assert "There was no token" in machine.backend("hub", "logout")
+    assert sys.platform != "linux" or "This system has no keychain that could keep the token" in refusal
 
 
 def sweep(machine: Machine, run: Path) -> None:
@@ -267,9 +263,7 @@ def sweep(machine: Machine, run: Path) -> None:
 
 def queue(machine: Machine, run: Path) -> None:
     machine.backend("queue", "add", run / "config.yaml", "--name", "waits", "--set", "iters=1")
-    assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == ["waits"]
     machine.backend("queue", "run")
-    assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == []
     assert events(run.with_name("waits"))[-1]["kind"] == "finished"
 
 
@@ -279,85 +273,41 @@ def import_(machine: Machine, run: Path) -> None:
     assert "group_size: 8" in machine.backend("import", theirs)
 
 
-def two_ranks(machine: Machine) -> Path:
-    file = machine.home / "hosts.json"
-    file.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2))
-    return file
-
-
-def machines(machine: Machine, run: Path) -> None:
-    report = last_json(machine.backend("machines", two_ranks(machine), "--json"))
-    assert report["backend"] == "ring" and [each["problem"] for each in report["machines"]] == ["", ""], report
-
-
 def rank(machine: Machine, run: Path) -> None:
     """Two ranks of this machine, started by the verb `train`, train one run."""
-    shared = trained(machine, "shared", "--hosts", two_ranks(machine))
+    file = machine.home / "hosts.json"
+    file.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2))
+    report = last_json(machine.backend("machines", file, "--json"))
+    assert report["backend"] == "ring" and [each["problem"] for each in report["machines"]] == ["", ""], report
+    shared = trained(machine, "shared", "--hosts", file)
     assert next(event for event in events(shared) if event["kind"] == "started")["ranks"] == 2
-    assert steps(shared) == [1, 2]
-
-
-def track(machine: Machine, run: Path) -> None:
-    machine.backend("track", run, "--to", "csv")
-    assert (run / "metrics.csv").is_file() and (run / "completions.csv").is_file()
-    refusal = machine.run(BUNDLED_PROGRAM, "track", run, "--to", "tensorboard", code=2).stderr
-    assert "tensorboard is not part of this app" in refusal, refusal
 
 
 def endpoint(machine: Machine, run: Path) -> None:
-    """Served over HTTP, and recorded for `sessions`."""
-    recorded = machine.home / "recorded"
-    options = ("--port", "0", "--json", "--record", recorded)
-    with machine.started(BUNDLED_PROGRAM, "endpoint", run, *options, stdout=subprocess.PIPE) as serving:
+    with machine.started(BUNDLED_PROGRAM, "endpoint", run, "--port", "0", "--json", stdout=subprocess.PIPE) as serving:
         assert serving.stdout is not None
-        root = json.loads(serving.stdout.readline())["url"].removesuffix("/v1")
+        url = json.loads(serving.stdout.readline())["url"]
         asked = json.dumps({"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4}).encode()
-        request = Request(f"{root}/sessions/a/v1/chat/completions", asked, {"Content-Type": "application/json"})
-        with urlopen(request) as answer:
+        with urlopen(Request(f"{url}/chat/completions", asked, {"Content-Type": "application/json"})) as answer:
             assert json.load(answer)["choices"][0]["message"]["role"] == "assistant"
         serving.terminate()
         assert serving.wait(20) == 0
-    assert "requests: 1" in machine.run(BUNDLED_PROGRAM, "sessions", recorded, code=2).stdout
 
 
-def job(machine: Machine, run: Path) -> None:
-    refusal = machine.run(BUNDLED_PROGRAM, "job", "--hardware", code=2).stderr
-    assert "HF_HUB_OFFLINE" in refusal or "cannot be reached" in refusal, refusal
+CHECKED = {"change": change, "chat": chat, "endpoint": endpoint, "export": export, "hub": hub, "import": import_}
+CHECKED |= {"queue": queue, "rank": rank, "serve": serve, "sweep": sweep}
 
 
-Verb = Callable[[Machine, Path], Any]
-BOTH = ("--row", "1", "--both", "--score", "--max-tokens", "4", "--json")
-SAID: dict[str, Verb] = {
-    "estimate": lambda machine, run: last_json(machine.backend("estimate", run / "config.yaml", "--json")),
-    "resume": lambda machine, run: machine.backend("resume", run) or True,
-    "demo": lambda machine, run: 0 < last_json(machine.backend("demo", "--iters", "1", "--json"))["before"] < 1,
-    "train": lambda machine, run: steps(run) == [1, 2],
-    "compare": lambda machine, run: "settings" in json.loads(machine.backend("compare", run, run, "--json")),
-    "runs": lambda machine, run: "trained" in machine.backend("runs", "--json"),
-    "validate": lambda machine, run: machine.backend("validate", RESOURCES / "demo" / "model") or True,
-    "chat": lambda machine, run: machine.backend("chat", run, "--max-tokens", "4", stdin="1+1=\n").strip(),
-    "generate": lambda machine, run: last_json(machine.backend("generate", run, *BOTH)),
-    "evaluate": lambda machine, run: last_json(machine.backend("evaluate", run, "--limit", "4", "--greedy", "--json")),
-    "mcp": lambda machine, run: "not installed" in machine.run(BUNDLED_PROGRAM, "mcp", code=2).stderr,
-    "sessions": lambda machine, run: machine.run(BUNDLED_PROGRAM, "sessions", machine.home, code=2).stderr,
-    "doctor": lambda machine, run: json.loads(machine.backend("doctor", run, "--json"))["steps"],
-}
-"""Verbs of which a true answer is enough."""
-CHECKED = (machines, rank, track, check, change, clone, sweep, replay, export, serve, rewards, bench, where, hub, queue)
-CHECKED += (endpoint, job)
-VERBS: dict[str, Verb] = {"import": import_} | SAID | {verb.__name__: verb for verb in CHECKED}
+@pytest.mark.parametrize("verb", CHECKED)
+def test_verb_that_needs_more(machine: Machine, run: Path, verb: str) -> None:
+    CHECKED[verb](machine, run)
 
 
 def test_every_verb_has_a_test_here() -> None:
     line = app()
     names = [command.name or command.callback.__name__ for command in line.registered_commands if command.callback]
-    assert {*names, *(str(group.name) for group in line.registered_groups)} == set(VERBS)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_verb(machine: Machine, run: Path, verb: str) -> None:
-    answer = VERBS[verb](machine, run)
-    assert answer or verb not in SAID
+    tried = {line.split()[0] for line in (*LINES, *REFUSED)} | CHECKED.keys() | {"machines", "train"}
+    assert {*names, *(str(group.name) for group in line.registered_groups)} == tried
 
 
 def test_versions_and_what_is_slow_here(machine: Machine) -> None:
@@ -408,17 +358,6 @@ def test_an_adapter_goes_out_as_one_of_peft_and_comes_home(machine: Machine, lor
     (folder,) = (file.parent for file in models.rglob("adapter_model.safetensors"))
     machine.backend("import", folder, "--model", machine.home / "base", "--output", machine.home / "home")
     assert (machine.home / "home" / "adapters.safetensors").is_file()
-
-
-@pytest.mark.parametrize("page", [page.key for page in PAGES])
-def test_page(machine: Machine, run: Path, page: str, qapp) -> None:
-    from PySide6.QtGui import QImage
-
-    picture = machine.home / f"{page}.png"
-    machine.run("grpo-studio", "--page", page, "--screenshot", picture, "--size", "1000x700")
-    image = QImage(str(picture))
-    assert (image.width(), image.height()) == (1000, 700)
-    assert len({image.pixel(x, y) for x in range(0, 1000, 10) for y in range(0, 700, 10)}) > 20, "an empty page"
 
 
 ADDS = ("def add(a, b):\n    return a + b", "def add(a, b):\n    return 7", "import os\nos.abort()")

@@ -6,10 +6,23 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from PySide6.QtCore import QAbstractItemModel, QEvent, QObject, QPoint, QPointF, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QMouseEvent
+from PySide6.QtCore import (
+    QAbstractItemModel,
+    QEvent,
+    QMimeData,
+    QObject,
+    QPoint,
+    QPointF,
+    QSize,
+    Qt,
+    QTimer,
+    QUrl,
+    Signal,
+)
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QMouseEvent
 from PySide6.QtWidgets import QAbstractButton, QApplication, QComboBox, QLabel, QLineEdit, QStyleOptionComboBox, QWidget
 from pytestqt.qtbot import QtBot
 from shiboken6 import isValid
@@ -138,9 +151,6 @@ class PatientQtBot(QtBot):
     def waitSignal(self, signal: Any, *, timeout: int = PATIENCE_MS, **how: Any) -> Any:
         return super().waitSignal(signal, timeout=timeout, **how)
 
-    def waitSignals(self, signals: Any, *, timeout: int = PATIENCE_MS, **how: Any) -> Any:
-        return super().waitSignals(signals, timeout=timeout, **how)
-
     def waitActive(self, widget: QWidget, *, timeout: int = PATIENCE_MS) -> Any:
         return super().waitActive(widget, timeout=timeout)
 
@@ -150,6 +160,23 @@ def point_at(widget: QWidget, at: QPoint) -> None:
     none = (Qt.MouseButton.NoButton, Qt.MouseButton.NoButton, Qt.KeyboardModifier.NoModifier)
     place = QPointF(at), QPointF(widget.mapToGlobal(at))
     QApplication.sendEvent(widget, QMouseEvent(QEvent.Type.MouseMove, *place, *none))
+
+
+def drop(on: QWidget, *files: Path) -> None:
+    """Drop files as a file manager does: the widget takes them, or the first of its parents that accepts them."""
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(file)) for file in files])
+    mime.setText(files[0].as_uri())  # and line edits accept text
+    rest = (Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier)
+    while True:
+        event = QDragEnterEvent(QPoint(5, 5), *rest)
+        event.ignore()
+        if on.acceptDrops() and QApplication.sendEvent(on, event) and event.isAccepted():
+            QApplication.sendEvent(on, QDropEvent(QPointF(5, 5), *rest))
+            return
+        if on.isWindow():
+            return
+        on = on.parentWidget()
 
 
 def table_texts(model: QAbstractItemModel) -> list[list[str]]:

@@ -8,7 +8,7 @@ import csv
 import json
 import re
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import pytest
 from backend import train
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trl import GRPOConfig, GRPOTrainer
 from tests.models.test_hub import point_at
 from tests.support import public_datasets, small_run
 from tests.support.hub_server import HubStandIn
@@ -298,39 +297,14 @@ BLOCKS = {
 """Configurations of the manual's blocks and sentences → functions to run them with."""
 
 
-@pytest.fixture(scope="module")
-def manual(folder: Path) -> dict[str, Any]:
-    """What the manual's code defines."""
-    file = folder / "manual.py"
-    file.write_text(TRL)
-    return runpy.run_path(str(file))
-
-
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("way", ["settings", "library", "trainer"])
-def test_trl_manual(folder: Path, manual: dict[str, Any], tmp_path: Path, block: str, way: str) -> None:
-    names = BLOCKS[block]
-    settings: dict[str, Any] = arguments(block) | {"max_steps": 2}
-    if way == "settings":
-        where = {"data": write_rows(tmp_path / "rows.jsonl", ROWS), "answer_feature": "ground_truth"}
-        where |= {"reward_functions_file": str(folder / "manual.py"), "reward_funcs": names}
-        steps = trained(folder, tmp_path, settings | where, names)
-    else:
-        from datasets import Dataset
-
-        rows = Dataset.from_list(ROWS)
-        settings = {"answer_feature": "ground_truth"} | settings | CUT
-        functions: list[str | Callable[..., Any]] = [manual.get(name, name) for name in names]
-        model = str(folder / "model")
-        if way == "library":
-            given = {"reward_functions": functions, "dataset": rows, "runs_dir": tmp_path / "runs"}
-            run = train({"model": model} | settings, **given)
-        else:
-            output = str(tmp_path / settings.pop("output_dir", "output"))
-            trainer = GRPOTrainer(model, functions, GRPOConfig(output, **settings), train_dataset=rows)
-            run = trainer.train()
-            assert str(run.folder) == output and trainer.save_model(output).parent == run.folder
-        steps = metrics_of(run.folder, names)
+def test_trl_manual(folder: Path, tmp_path: Path, block: str) -> None:
+    """By a file of settings; the quick starts go by the trainer, and the deep guide's datasets by the library."""
+    names, settings = BLOCKS[block], arguments(block) | {"max_steps": 2}
+    (tmp_path / "manual.py").write_text(TRL)
+    settings |= {"data": write_rows(tmp_path / "rows.jsonl", ROWS), "answer_feature": "ground_truth"}
+    settings |= {"reward_functions_file": str(tmp_path / "manual.py"), "reward_funcs": names}
+    steps = trained(folder, tmp_path, settings, names)
     assert len(steps) == 2 // settings.get("num_iterations", 1), "max_steps counts updates"
 
 
