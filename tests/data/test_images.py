@@ -17,7 +17,6 @@ from PIL import Image
 
 from backend.cli.estimate import longest_prompt
 from backend.config.config import Config, parse
-from backend.data import hub_rows
 from backend.data.labels import LabelledRows
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
@@ -125,7 +124,7 @@ def test_rows_of_the_hub_and_of_parquet_hold_no_images_in_memory(
     kind = datasets.Image() if column == "image" else datasets.List(datasets.Image())
     kinds = datasets.Features({"prompt": datasets.Value("string"), column: kind})
     dataset = datasets.Dataset.from_dict(columns, features=kinds)
-    monkeypatch.setattr(hub_rows, "_loaded", lambda *_: datasets.DatasetDict({"train": dataset}))
+    monkeypatch.setattr("backend.data.hub_rows._loaded", lambda *_: datasets.DatasetDict({"train": dataset}))
     dataset.to_parquet(tmp_path / "train.parquet")
     for data in ("owner/pictures", str(tmp_path)):
         splits = read_splits(settings(data=data, streaming=streaming))

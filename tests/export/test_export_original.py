@@ -15,9 +15,7 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from backend.__main__ import app
 from backend.config import config as spec_config
 from backend.export.export_run import Export, ExportedModel, HeldOutComparison, export_run
 from backend.models import policy
@@ -29,6 +27,7 @@ from tests.support import small_run
 from tests.support.adapters import save_adapters
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
+from tests.support.verbs import refused, run_ok
 
 
 def export(run: RunFolder, format_: str, **how: Any) -> ExportedModel:
@@ -262,8 +261,7 @@ def test_without_held_out_prompts_it_is_refused_before_anything_is_written(run: 
 
 def test_the_verb_prints_progress_and_figures_as_json(run: RunFolder, tmp_path: Path) -> None:
     arguments = f"export {run.path} --to folder --folder {tmp_path} --quantize 4 --held-out 2 --allow-code".split()
-    done = CliRunner().invoke(app(), [*arguments, "--name", "mine", "--json"])
-    assert done.exit_code == 0, done.output
+    done = run_ok(*arguments, "--name", "mine", "--json")
     *progress, result = [json.loads(line) for line in done.stdout.splitlines()]
     assert {line["progress"] for line in progress} >= {"Merging the adapters and writing the model."}
     assert {line["done"] for line in progress} >= {None, 0.0, 1.0}
@@ -271,7 +269,6 @@ def test_the_verb_prints_progress_and_figures_as_json(run: RunFolder, tmp_path: 
         result["path"] == str(tmp_path / "mine") and result["format"] == "4bit" and result["held_out"]["prompts"] == 2
     )
     assert len(result["sentences"]) >= 2 and result["nats"] > 0
-    plain = CliRunner().invoke(app(), [*arguments, "--name", "other", "--checkpoint", ""])
-    assert plain.exit_code == 0 and plain.stdout.splitlines()[-1] == str(tmp_path / "other")
-    both = CliRunner().invoke(app(), [*arguments, "--format", "8bit"])
-    assert both.exit_code == 2 and "contradict each other" in both.output
+    plain = run_ok(*arguments, "--name", "other", "--checkpoint", "")
+    assert plain.stdout.splitlines()[-1] == str(tmp_path / "other")
+    assert "contradict each other" in refused(*arguments, "--format", "8bit")

@@ -10,7 +10,6 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
-from mlx_vlm import utils as mlx_vlm_utils
 
 from backend.config import config as spec_config
 from backend.export import export_run, writer
@@ -35,7 +34,9 @@ def exported(tmp_path: Path, model: Path, format_: str = "full", **how: Any) -> 
 
 def answer(folder: Path, inputs: dict[str, Any], text: dict[str, mx.array] | None = None) -> mx.array:
     """mlx-vlm's logits of a question with a picture, by the model in `folder` with other weights of its text."""
-    model = mlx_vlm_utils.load_model(folder)
+    from mlx_vlm.utils import load_model  # takes a second, in each worker of the suite
+
+    model = load_model(folder)
     if text is not None:
         mlx_lm_utils.dequantize_model(model)
         own = dict(tree_flatten(model.parameters()))
@@ -90,11 +91,13 @@ def test_without_mlx_vlm_the_vision_part_is_left_out_with_a_note(
 def test_mlx_vlm_answers_as_the_trained_model(
     tmp_path: Path, family: str, bits: int | None, format_: str, how: dict[str, Any]
 ) -> None:
+    from mlx_vlm.utils import load_processor, prepare_inputs
+
     image, base = picture(tmp_path / "image.png"), tmp_path / "base"
     tiny_vision_model(base, family, bits=bits, vision_bits=bits if family == "smolvlm" else None)
     out, text = exported(tmp_path, base, format_, **how)
-    processor = mlx_vlm_utils.load_processor(out, True, eos_token_ids=1)
-    inputs = dict(mlx_vlm_utils.prepare_inputs(processor, images=[image], prompts=f"{PLACEHOLDERS[family]} What? "))
+    processor = load_processor(out, True, eos_token_ids=1)
+    inputs = dict(prepare_inputs(processor, images=[image], prompts=f"{PLACEHOLDERS[family]} What? "))
     inputs["mask"] = inputs.pop("attention_mask")
     expected, untrained = answer(base, inputs, text), answer(base, inputs)
     assert mx.allclose(answer(out, inputs), expected, atol=1e-4)

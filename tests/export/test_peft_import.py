@@ -13,9 +13,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from safetensors.mlx import save_file
-from typer.testing import CliRunner
 
-from backend.__main__ import app
 from backend.export.export_run import Export, export_run
 from backend.export.originals import LowRank, RowRun
 from backend.export.peft_import import Origin, PeftAdapter, carried_adapter, import_adapter, read_settings
@@ -25,19 +23,16 @@ from backend.serve.hub_questions import import_adapter as import_question
 from backend.serve.questions import Cancelled, QuestionCall
 from backend.trainer.preflight import check
 from backend.utils.errors import UserError
-from tests.export.test_export_original import as_published
+from tests.export.test_export_original import as_published, stored
 from tests.support import small_run
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
+from tests.support.verbs import refused, run_ok
 
 ARRAYS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 Q, UP = "model.layers.1.self_attn.q_proj", "model.layers.1.mlp.up_proj"
 HIDDEN, INNER = 32, 64
-
-
-def stored(file: Path) -> dict[str, mx.array]:
-    return dict(mx.load(str(file)))  # pyright: ignore
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -277,23 +272,17 @@ def test_an_adapter_that_cannot_be_carried_is_refused(tmp_path: Path, base: Path
     folder = Path(shutil.copytree(adapter, tmp_path / "peft"))
     change, says = HOSTILE[damage]
     change(folder)
-    with pytest.raises(UserError, match=says) as refused:
+    with pytest.raises(UserError, match=says) as caught:
         import_adapter(folder, str(base), tmp_path / "mlx")
-    assert all(len(fault.sentence) <= 200 for fault in refused.value.faults)
+    assert all(len(fault.sentence) <= 200 for fault in caught.value.faults)
     assert [path.name for path in tmp_path.iterdir()] == ["peft"]
-
-
-def call(*words: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app(), ["import", *words])
-    return result.exit_code, result.stdout, result.stderr
 
 
 def test_the_verb_imports_a_folder_and_a_run_starts_from_it(tmp_path: Path, base: Path, adapter: Path) -> None:
     folder = Path(shutil.copytree(adapter, tmp_path / "checkpoint-200"))
-    code, out, said = call(str(folder), "--model", str(base))
-    imported = tmp_path / "checkpoint-200-mlx"
-    assert (code, out.strip()) == (0, str(imported)) and "2 layers have adapters; the model's logits differ" in said
-    assert "was trained on ../../no-such-folder; it is now for" in said
+    done, imported = run_ok("import", folder, "--model", base), tmp_path / "checkpoint-200-mlx"
+    assert done.stdout.strip() == str(imported) and "2 layers have adapters; the model's logits differ" in done.stderr
+    assert "was trained on ../../no-such-folder; it is now for" in done.stderr
     raw = small_run.settings_for(tmp_path, **small_run.low_half(tmp_path), model=str(base))
     adapter_of = {"adapter": str(imported), "num_layers": 1, "lora_keys": ["self_attn.q_proj", "mlp.up_proj"]}
     assert not check(raw | adapter_of | {"rank": 4, "scale": 2.0})
@@ -303,13 +292,12 @@ def test_the_verb_imports_a_folder_and_a_run_starts_from_it(tmp_path: Path, base
     assert furthest(logits, untrained) > 0.01
     (fault,) = check(raw | {"adapter": str(folder / ARRAYS)})
     assert "is an adapter of peft; import it first" in fault.sentence and len(fault.sentence) <= 200
-    code, _, said = call(str(folder), "--model", str(base))
-    assert code == 2 and "is there already" in said
-    assert call(str(folder), "--model", str(base), "--overwrite")[0] == 0
-    code, _, said = call(str(folder), "--model", str(base), "--output", str(tmp_path), "--overwrite")
-    assert code == 2 and "is no folder of an adapter" in said and folder.is_dir()
-    code, _, said = call(str(folder), "--output", str(tmp_path / "other"))
-    assert code == 2 and "is not on this disk; name one that is with --model" in said
+    again = ("import", folder, "--model", base)
+    assert "is there already" in refused(*again)
+    run_ok(*again, "--overwrite")
+    assert "is no folder of an adapter" in refused(*again, "--output", tmp_path, "--overwrite") and folder.is_dir()
+    said = refused("import", folder, "--output", tmp_path / "other")
+    assert "is not on this disk; name one that is with --model" in said
 
 
 def test_the_window_imports_beside_the_folder_and_again(tmp_path: Path, base: Path, adapter: Path) -> None:

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from backend.cli.rewards import rewards
 from backend.judges.agreement import Agreement, Kind, Labels, Question, measure, pad, questions_for
 from backend.judges.model_reward import score_metrics
 from backend.runs.events import read_events
@@ -26,6 +24,7 @@ from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.cases import cases
 from tests.support.judge_server import JudgeServer, judge_server
+from tests.support.verbs import refused, run_ok
 
 NOISE, BIAS = 0.1, 0.1
 PLACES: dict[str, Callable[[float], float]] = {  # of a place from 0 to 1
@@ -138,8 +137,7 @@ def test_the_window_and_the_verb_ask_a_server(tmp_path: Path) -> None:
 
         config = tmp_path / "config.yaml"
         config.write_text(json.dumps({"reward_functions": [entry, "r1_int_reward_func"]}))
-        printed = CliRunner().invoke(rewards, ["judge", str(config), "--cases", str(tmp_path / "short.cases.jsonl")])
-    assert printed.exit_code == 0
+        printed = run_ok("rewards", "judge", config, "--cases", tmp_path / "short.cases.jsonl")
     assert printed.stdout.startswith("short: Agrees with your labels on 100% of 1 pair, too few to tell")
     one = [groups[0] | {"completions": groups[0]["completions"][:1]}]
     (tmp_path / "short.cases.jsonl").unlink()
@@ -147,8 +145,7 @@ def test_the_window_and_the_verb_ask_a_server(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give two completions of one prompt"):
         judge_agreement(QuestionCall(), **(request | {"groups": one}))
     config.write_text("reward_functions: [r1_int_reward_func]")
-    refused = CliRunner().invoke(rewards, ["judge", str(config)])
-    assert refused.exit_code == 2 and "is a judge or a reward model" in refused.stderr
+    assert "is a judge or a reward model" in refused("rewards", "judge", config)
 
 
 @pytest.fixture

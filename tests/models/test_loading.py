@@ -16,7 +16,6 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm.tuner.utils import load_adapters
-from mlx_vlm.utils import load_model as load_whole
 
 from backend.config.config import Config, parse
 from backend.export.export_run import Export, export_run
@@ -257,6 +256,8 @@ IDS = mx.array([[5, 9, 40, 7, 3, 100, 8]])
     [*((family, {}, None) for family in FAMILIES), ("smolvlm", {}, 4), ("lfm2_vl", {}, 8)],
 )
 def test_the_text_model_computes_what_mlx_vlm_does(tmp_path: Path, family: str, text: dict, bits: int | None) -> None:
+    from mlx_vlm.utils import load_model as load_whole  # takes a second, in each worker of the suite
+
     folder = tiny_vision_model(tmp_path, family, text=text, bits=bits)
     expected = load_whole(folder).language_model(IDS).logits
     own = load_model(str(folder), "model")[0](IDS)

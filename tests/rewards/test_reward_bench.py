@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from backend.__main__ import app
 from backend.config.config import Config, read
 from backend.rewards.allowed_code import allow_named
 from backend.rewards.bench import (
@@ -32,8 +30,8 @@ from backend.types import Group
 from backend.utils.errors import UserError
 from backend.utils.places import project_root
 from tests.support import small_run
+from tests.support.verbs import call, refused, run_ok
 
-VERBS = app()
 HEAD = "import ctypes, os\nfrom backend.rewards import register_reward_function\n"
 LENGTH = """@register_reward_function("length")
 def length(completions, **kw):
@@ -116,34 +114,23 @@ def test_an_error_has_the_lines_of_the_users_file_and_no_others(bench: RewardBen
     assert results["length"].given == [1.0, 3.0], "one that fails hides none of the others"
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence", "at"),
-    [
-        ("x = 1\ndef f(:\n", "mine.py has a syntax error on line 2", 2),
-        ("import json\nraise ValueError('no')\n", "mine.py cannot be loaded: ValueError: no (mine.py, line 2).", 2),
-        pytest.param(
-            "import os\nos._exit(1)\n",
-            "mine.py ended the process it ran in (exit code 1) while it was being loaded.",
-            None,
-            marks=pytest.mark.proof,
-        ),
-        (
-            "import time\ntime.sleep(1000)\n",
-            "mine.py was still running after 0.5 s (reward_timeout) while it was being loaded.",
-            0,
-        ),
-    ],
+CANNOT_BE_LOADED = (
+    ("x = 1\ndef f(:\n", "mine.py has a syntax error on line 2", 2),
+    ("import json\nraise ValueError('no')\n", "mine.py cannot be loaded: ValueError: no (mine.py, line 2).", 2),
+    ("import os\nos._exit(1)\n", "mine.py ended the process it ran in (exit code 1) while it was being loaded.", None),
+    ("import time\ntime.sleep(99)\n", "mine.py was still running after 0.5 s (reward_timeout) while it was being", 0),
 )
-def test_a_file_that_cannot_be_loaded(bench: RewardBench, tmp_path: Path, text: str, sentence: str, at) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(text)
-    with pytest.raises(UserError) as caught:
-        scores(bench, ["length"], file, timeout=0.5)
-    assert caught.value.faults[0].sentence.startswith(sentence)
-    if at is not None:
-        assert caught.value.place["line"] == at  # type: ignore[attr-defined]
-    file.write_text(HEAD + LENGTH)
-    assert scores(bench, ["length"], file)["length"].given == [1.0, 3.0], "and the next one is scored"
+
+
+def test_files_that_cannot_be_loaded_and_the_next_is_scored(bench: RewardBench, mine: Path) -> None:
+    for text, sentence, at in CANNOT_BE_LOADED:
+        mine.write_text(text)
+        with pytest.raises(UserError) as caught:
+            scores(bench, ["length"], mine, timeout=0.5)
+        assert caught.value.faults[0].sentence.startswith(sentence)
+        assert at is None or caught.value.place["line"] == at  # type: ignore[attr-defined]
+    mine.write_text(HEAD + LENGTH)
+    assert scores(bench, ["length"], mine)["length"].given == [1.0, 3.0]
 
 
 def test_a_changed_file_is_read_by_a_fresh_process(bench: RewardBench, mine: Path) -> None:
@@ -256,21 +243,16 @@ def test_pasted_text_is_lines_or_one_completion() -> None:
         handlers.read_completions(QuestionCall(), text="{broken")
 
 
-def backend(*arguments: object) -> Result:
-    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments])
-
-
 def test_sampled_completions_that_were_kept_get_the_same_scores_again(tmp_path: Path) -> None:
     raw = small_run.settings_for(tmp_path, group_size=2, max_completion_length=6) | small_run.low_half(tmp_path)
     config = small_run.write_config(tmp_path / "config.yaml", raw)
-    nowhere = backend("rewards", "sample", config, "--out", tmp_path / "none" / "kept.jsonl")
-    assert nowhere.stderr == f"out: There is no folder {tmp_path / 'none'}.\n"  # before it samples
-    result = backend("rewards", "sample", config, "-n", 3, "--out", tmp_path / "kept.jsonl", "--json")
-    assert result.exit_code == 0, result.stderr
+    nowhere = refused("rewards", "sample", config, "--out", tmp_path / "none" / "kept.jsonl")
+    assert nowhere == f"out: There is no folder {tmp_path / 'none'}."  # before it samples
+    result = run_ok("rewards", "sample", config, "-n", 3, "--out", tmp_path / "kept.jsonl", "--json")
     rows = json.loads(result.stdout.splitlines()[-1])["rows"]
     assert len(rows) == 6 and {"scores", "reward", "advantage", "completion"} <= set(rows[0])
     assert "6 of 6 completions ran into the length limit." in result.stderr, "the verdict"
-    again = backend("rewards", "score", config, "--completions", tmp_path / "kept.jsonl", "--json")
+    again = run_ok("rewards", "score", config, "--completions", tmp_path / "kept.jsonl", "--json")
     expected = [{"scores": row["scores"], "reward": row["reward"]} for row in rows]
     assert json.loads(again.stdout.splitlines()[-1])["rows"] == expected, "token ids were kept"
 
@@ -280,7 +262,7 @@ def test_a_function_that_fails_is_shown_with_its_traceback(tmp_path: Path) -> No
     config, mine = small_run.write_config(tmp_path / "config.yaml", raw), tmp_path / "mine.py"
     mine.write_text(HEAD + BROKEN)
     changes = [f"reward_functions_file={mine}", "reward_functions=broken", "reward_weights=[1]"]
-    result = backend("rewards", "sample", config, "-n", 1, *(word for each in changes for word in ("--set", each)))
+    result = call("rewards", "sample", config, "-n", 1, *(word for each in changes for word in ("--set", each)))
     assert result.exit_code == 2 and "line 8, in share" in result.stderr and "ZeroDivisionError" in result.stderr
     last = result.stderr.splitlines()[-1]
     assert (
@@ -288,25 +270,24 @@ def test_a_function_that_fails_is_shown_with_its_traceback(tmp_path: Path) -> No
         "(mine.py, line 8)."
     )
     mine.write_text(HEAD + "def load():\n    raise ValueError('BEGIN' + 'x' * 10**6 + 'END')\nload()\n")
-    refused = backend("check", config, "--set", changes[0])
-    assert refused.exit_code == 2 and len(refused.stderr.splitlines()) == 1 and "BEGINx" in refused.stderr
-    assert "Traceback" not in refused.stderr and len(refused.stderr) < 1_000
+    said = refused("check", config, "--set", changes[0])
+    assert "BEGINx" in said and len(said) < 1_000
     mine.write_text(HEAD + BROKEN)
-    refused = backend("check", config, "--set", "reward_functions=brokn", *("--set", changes[0]))
-    assert refused.exit_code == 2 and "There is no reward function brokn; the nearest is broken" in refused.stderr
+    said = refused("check", config, "--set", "reward_functions=brokn", "--set", changes[0])
+    assert "There is no reward function brokn; the nearest is broken" in said
 
 
 def test_rewards_cases_exits_with_2_while_a_case_fails(mine: Path) -> None:
-    assert "No cases are kept in" in backend("rewards", "cases", mine).stderr
-    assert "file: There is no file" in backend("rewards", "cases", mine.with_name("none.py")).stderr
+    assert "No cases are kept in" in call("rewards", "cases", mine).stderr
+    assert "file: There is no file" in refused("rewards", "cases", mine.with_name("none.py"))
     write_cases(mine, [new_case(line("bbb"), "bbb", {"length": 3.0}), new_case(line("a"), "a", {"length": 2.0})])
-    result = backend("rewards", "cases", mine)
+    result = call("rewards", "cases", mine)
     assert (result.exit_code, result.stdout) == (2, "1 of 2 cases pass.\n")
     assert result.stderr == "case 2: length gave 1; 2 is expected.\n"
     write_cases(mine, [new_case(line("bbb"), "bbb", {"length": 3.0})])
-    assert backend("rewards", "cases", mine).exit_code == 0
+    run_ok("rewards", "cases", mine)
     mine.write_text(mine.read_text().replace("return ", "return 1 / 0, "))
-    result = backend("rewards", "cases", mine)
+    result = call("rewards", "cases", mine)
     assert result.exit_code == 2 and "length gave no score; 3 is expected. The reward function length" in result.stderr
     assert "return 1 / 0" in result.stderr and "ZeroDivisionError: division by zero (mine.py, line" in result.stderr
 

@@ -19,14 +19,14 @@ from backend.rewards.calls import RewardError
 from backend.rewards.catalogue import COMPARING_REWARDS, JUDGE, builtin_rewards
 from backend.rewards.functions import math_equality
 from backend.rewards.functions.answers import value
-from backend.rewards.functions.formats import regex_match
+from backend.rewards.functions.formats import regex_match, think_format_reward
 from backend.rewards.functions.math_equality import answer_part, correct, final_answer
 from backend.rewards.resolve import resolve
 from backend.rewards.scoring import TrainerState
 from backend.utils.errors import UserError
 from tests.support.cases import cases
 from tests.support.cpu_time import Work
-from tests.support.scoring import make_group, score, score_of, scores_of
+from tests.support.scoring import make_group, report_of, score, score_of, scores_of
 
 
 @cases(
@@ -267,7 +267,7 @@ TRL_THINK = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
 def test_think_format_is_trls_with_white_space_free_before_it(text: str, before: str) -> None:
     # The regular expression that it replaces, which backtracks, on text without leading white space.
     expected = float(TRL_THINK.match(text.lstrip()) is not None)
-    assert score_of("think_format_reward", before + text) == expected
+    assert think_format_reward(["?"], [before + text], ["4"]) == [expected]
 
 
 def test_repetition_is_the_share_of_repeated_token_runs() -> None:
@@ -382,18 +382,21 @@ def test_huge_and_hostile_texts_are_scored_in_bounded_time(entry: str, monkeypat
         assert scores[0] == 0
 
 
+def all_scores(entries: list[str], texts: list[str], answer: str) -> dict[str, list[float | None]]:
+    group = make_group(*texts, answer=answer)
+    report_of(group, entries, trainer_state=TrainerState(max_completion_length=512))
+    return {name: [each.scores[name] for each in group.completions] for name in group.completions[0].scores}
+
+
 @settings(max_examples=5, deadline=None)
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=3), st.sampled_from(["4", "B", "1/2", "Paris"]))
 def test_any_text_gets_a_finite_score_or_none_from_each(texts: list[str], answer: str) -> None:
-    state = TrainerState(max_completion_length=512)
-    for entry in (entry for entry in ENTRIES if entry not in ("accuracy_reward", "cosine_scaled_reward")):
-        scores = scores_of(entry, texts, answer, [[1]] * len(texts), trainer_state=state)
+    entries = [entry for entry in ENTRIES if entry not in ("accuracy_reward", "cosine_scaled_reward")]
+    for scores in all_scores(entries, texts, answer).values():
         assert all(score is None or (type(score) is float and -1 <= score <= 2) for score in scores)
 
 
-@cases("entry", ENTRIES)
-def test_only_the_comparing_rewards_depend_on_the_answer(entry: str) -> None:
-    state = TrainerState(max_completion_length=512)
+def test_only_the_comparing_rewards_depend_on_the_answer() -> None:
     texts = ["<think>a</think><answer>A</answer>", "<answer>4</answer>", "", '{"so": 1}', "A"]
-    seen = {tuple(scores_of(entry, texts, right, [[1]] * len(texts), trainer_state=state)) for right in ("A", "4", "")}
-    assert (len(seen) > 1) == (entry in COMPARING_REWARDS)
+    seen = [all_scores(ENTRIES, texts, right) for right in ("A", "4", "")]
+    assert {name for name in seen[0] if any(each[name] != seen[0][name] for each in seen)} == {*COMPARING_REWARDS}
