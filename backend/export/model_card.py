@@ -28,6 +28,7 @@ from backend.rewards.catalogue import canonical_entry, metric_name
 from backend.runs.archive import WorkClock, first_and_last_means
 from backend.runs.completion_rows import CompletionRow, GroupRow, parse_group_row
 from backend.runs.events import Event, read_events, step_of_end
+from backend.runs.metric_names import MEASURES, measure_of
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import as_markdown, read_parent
 from backend.runs.saved_weights import find_checkpoint
@@ -54,10 +55,12 @@ Curve = list[tuple[int, float]]
 
 CURVES = {
     "reward": "Reward",
+    "distillation/divergence": "Divergence from the teacher, nats",
+    "loss": "Loss, nats",
     "kl": "KL to the base model, nats",
     "completions/mean_length": "Completion length, tokens",
 }
-"""Metric → title of its plot."""
+"""Metric → title of its plot. The loss of GRPO means nothing to a reader."""
 CURVES_FILE, SETTINGS_FILE = "curves.png", "training.yaml"
 LONGEST_SAMPLE = 1200  # characters of a prompt or completion on the card
 LICENCE_TIMEOUT_S = 10.0
@@ -81,6 +84,7 @@ class CardFacts:
     steps_before: int | None  # steps of the run that this one continued; None if it began with the base
     rewards: dict[str, list[RewardEnds]]  # by stage; "" for a run without stages. The last of each is the weighted sum.
     curves: dict[str, Curve]
+    held_out: str  # what the evaluations during training found; "" without one
     evaluation: Evaluation | None
     samples: list[CardSample]
     licence: dict[str, str | None]  # the Hub's settings for it; {} if unknown
@@ -127,8 +131,13 @@ def read_facts(
         step=step,
         changes=list(_changes(events, step)),
         steps_before=parent.step if parent is not None and not parent.warm else None,
-        rewards=dict(_rewards(config, steps, step)),
-        curves={name: curve for name in CURVES if (curve := _curve(steps, name))},
+        rewards={title: ends for title, ends in _rewards(config, steps, step) if ends[-1][2] is not None},
+        curves={
+            name: curve
+            for name in CURVES
+            if len(curve := _curve(steps, name)) > 1 and (name != "loss" or config.imitates)
+        },
+        held_out=_held_out(event for event in events if event["kind"] == "eval" and event["step"] <= (step or 0)),
         evaluation=evaluation,
         samples=list(_samples_of_rows(evaluation, rows)) if evaluation else list(_samples_of_training(run, step)),
         licence=base_licence(original or config.model, base),
@@ -159,6 +168,15 @@ def _rewards(config: Config, steps: list[Event], step: int | None) -> Iterator[t
 def _curve(steps: Iterable[Event], name: str) -> Curve:
     pairs = ((event.get("step"), (event.get("metrics") or {}).get(name)) for event in steps)
     return [(step, float(value)) for step, value in pairs if step is not None and value is not None]
+
+
+def _held_out(evaluations: Iterable[Event]) -> str:
+    if not (found := list(evaluations)):
+        return ""
+    measure = measure_of(found[-1]["metrics"])
+    curve = _curve(found, measure)
+    ends = [f"{number_text(value)} at step {step}" for step, value in dict([curve[0], curve[-1]]).items()]
+    return f"On held-out prompts, the {MEASURES[measure]} was {' and '.join(ends)}."
 
 
 def _changes(events: Iterable[Event], step: int | None) -> Iterator[Change]:
@@ -269,13 +287,14 @@ def model_card(facts: CardFacts) -> str:
         shell=lambda text: shlex.quote(one_line(text)),
     )
     adapters = [facts.config.train_type] if facts.config.train_type != "full" else []
+    method = ["grpo", "reinforcement-learning"] if facts.config.learns_from_rewards else [facts.config.train_mode]
     # The Hub calls quantized what has its base's weights in fewer bits, untrained: 4 bits are a fine-tune here.
     relation = "adapter" if facts.format.kind == "adapter" else "finetune"
     base = {"base_model": facts.base, "base_model_relation": relation} if is_hub_id(facts.base) else {}
     metadata = ModelCardData(
         library_name=facts.library,
         pipeline_tag="text-generation",
-        tags=[*TAGS[facts.library], "grpo", "reinforcement-learning", *adapters, "grpo-studio"],
+        tags=[*TAGS[facts.library], *method, *adapters, "grpo-studio"],
         datasets=[facts.dataset] if is_hub_id(facts.dataset) else None,
         **facts.licence,  # pyright: ignore[reportArgumentType]
         **base,
@@ -320,11 +339,15 @@ def _method_rows(facts: CardFacts) -> list[tuple[str, str]]:
     optimizer = f"; {_plain(config.own_optimizer)}" if config.optimizer == OWN else ""
     rate = f"{config.learning_rate:g}, {config.lr_schedule}"
     rate = _plain(config.own_schedule) if config.lr_schedule == OWN else rate
-    return [
-        ("Steps × prompts × completions", f"{facts.step or '–'} × {config.batch_size} × {config.group_size}"),
+    steps = f"{facts.step or '–'} × {config.batch_size}"
+    sampled = [
+        ("Steps × prompts × completions", f"{steps} × {config.group_size}"),
         ("Longest completion", f"{config.max_completion_length} tokens"),
+    ]
+    return [
+        *([("Steps × rows", steps)] if config.learns_labels else sampled),
         ("Learning rate", f"{rate}{optimizer}"),
-        ("KL coefficient β", f"{config.beta:g}{kl}"),
+        *([("KL coefficient β", f"{config.beta:g}{kl}")] if config.learns_from_rewards else []),
         ("Seed", str(config.seed)),
         ("Time", f"{_duration(facts.seconds)} on {_plain(facts.device)}"),
         ("Versions", _plain(", ".join(f"{name} {version}" for name, version in facts.versions.items())) or "–"),

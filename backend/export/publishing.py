@@ -122,13 +122,12 @@ RUNNING = 0.08  # window of the running mean, as a share of the steps
 
 
 def draw_curves(curves: Mapping[str, Curve], titles: Mapping[str, str], to: Path) -> None:
-    """Draw the curves as a PNG; nothing if no curve has two steps."""
-    shown = [(name, curve) for name, curve in curves.items() if len(curve) > 1]
-    if not shown:
+    """Draw the curves, each of two steps or more, as a PNG; nothing without one."""
+    if not curves:
         return
-    width, height = 2 * EDGE + len(shown) * WIDTH + (len(shown) - 1) * GAP, HEIGHT + 2 * EDGE
+    width, height = 2 * EDGE + len(curves) * WIDTH + (len(curves) - 1) * GAP, HEIGHT + 2 * EDGE
     image = Image.new("RGB", (width * FINER, height * FINER), BACKGROUND)
-    for place, (name, curve) in enumerate(shown):
+    for place, (name, curve) in enumerate(curves.items()):
         left = EDGE + place * (WIDTH + GAP)
         _draw_plot(ImageDraw.Draw(image), left, curve, COLOURS.get(name, COLOURS["reward"]), titles[name])
     image.resize((width, height), Image.Resampling.LANCZOS).save(to, optimize=True)

@@ -17,10 +17,11 @@ from backend.export import model_card as card_facts
 from backend.export.exports import FORMATS
 from backend.export.model_card import CardFacts, model_card, read_facts
 from backend.export.privacy import clean_json_files, refuse_leaks
+from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.evaluation.evaluation_rows import write_evaluation
 from backend.utils.errors import UserError
-from tests.support import made_up_evaluations, made_up_runs
+from tests.support import made_up_evaluations, made_up_runs, small_run
 
 
 @pytest.fixture(autouse=True)
@@ -126,16 +127,30 @@ def test_each_stage_that_trained_the_weights_has_its_own_reward_weights(run: Run
 
 
 def test_an_evaluation_of_these_weights_is_shown_and_one_of_others_is_not(run: RunFolder):
-    assert "not evaluated on held-out prompts" in model_card(facts(run))
+    events = [event for event in read_events(run.events) if event["kind"] == "eval"]
+    ends = [f"{event['metrics']['reward']:.3g} at step {event['step']}" for event in (events[0], events[-1])]
+    in_training = f"On held-out prompts, the reward was {' and '.join(ends)}."
+    assert in_training in model_card(facts(run))
     rows = [made_up_evaluations.evaluated_row(index, 0.0, float(index < 6)) for index in range(8)]
     made = made_up_evaluations.evaluation(rows)
     write_evaluation(run.evaluations, made, rows)
-    assert "not evaluated" in model_card(facts(run)), "it is of step 32, and the run ended at 60"
+    assert in_training in model_card(facts(run)), "it is of step 32, and the run ended at 60"
     step_60 = made.model_copy(update={"name": "end", "subject": made.subject.model_copy(update={"step": 60})})
     write_evaluation(run.evaluations, step_60, rows)
     card = model_card(facts(run))
     assert "went from 0 to 0.75" in card and "| **Reward** | 0" in card and "95 % intervals" in card
     assert "```text\nIs it 0?\n```" in card and "Before training, reward 0:\n\n```text\nbase 0\n```" in card
+
+
+def test_a_run_without_rewards_claims_neither_them_nor_grpo(home: Path) -> None:
+    raw = small_run.settings_for(home, train_mode="sft", reward_functions=[], reward_weights=[])
+    rows = [{"prompt": "What is 2?", "completion": "2"}] * 4
+    (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    card = model_card(facts(small_run.trained(raw, RunFolder(home / "runs" / "sft"))))
+    text = ModelCard(card).text.replace("GRPO Studio", "")
+    assert "GRPO" not in text and "reward" not in text.lower() and "fine-tuned with SFT on" in text
+    assert "| Steps × rows | 3 × 1 |" in text and "![Training curves by step](curves.png)" in text
+    assert {"sft", "lora"} <= set(settings_of(card)["tags"])  # type: ignore[call-overload]
 
 
 def test_text_of_others_stays_text_in_the_card(run: RunFolder):
