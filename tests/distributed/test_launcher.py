@@ -28,7 +28,6 @@ from backend.distributed.machine_check import plan_machines, require_one_machine
 from backend.distributed.ranks import STOPPED, LostRankError, Orders, RankInfo
 from backend.export.writer import on_host, save_arrays
 from backend.runs import checkpoint
-from backend.runs.checkpoint import arrays_of
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.steering import read_changes
@@ -169,15 +168,14 @@ def test_a_machine_is_left_out_with_the_devices_that_lead_to_it() -> None:
 
 
 MAC = RankInfo(1, "mac-b", log="ranks/rank-1.log in the run folder")
-LOST = LostRankError(MAC, "hung up: its process has ended")
 
 
 class LosingParts:
     """Parts of one process that lose a machine in the course of step `step`: before its updates, or after the first of
     several."""
 
-    def __init__(self, step: int, *, after_updates: int = 0, failure: UserError = LOST) -> None:
-        self.step, self.after_updates, self.failure = step, after_updates, failure
+    def __init__(self, step: int, *, after_updates: int = 0) -> None:
+        self.step, self.after_updates = step, after_updates
         self.kept: list[StepSnapshot] = []
 
     def load(self, *about: Any) -> RunContext:
@@ -194,7 +192,7 @@ class LosingParts:
 
                 def failing(*batch: Any, **about: Any) -> dict[str, float]:
                     if len(own.kept) == own.step and learner.updates - begun == own.after_updates:
-                        raise own.failure
+                        raise LostRankError(MAC, "hung up: its process has ended")
                     return update(*batch, **about)
 
                 learner.update = failing
@@ -222,14 +220,16 @@ def trained(raw: dict[str, Any], run: RunFolder, losing: LosingParts | None = No
         return train(load(run.config), run, load=losing.load if losing else load_context, **about)
 
 
-def weights(run: RunFolder) -> dict[str, mx.array]:
-    return arrays_of(checkpoint.all_checkpoints(run)[-1], "weights")
+@pytest.fixture(scope="module")
+def whole(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return small_run.trained(raw, RunFolder(tmp_path_factory.mktemp("whole") / "run"))
 
 
 @pytest.mark.parametrize("after_updates", [0, 1])
-def test_the_last_finished_step_is_saved(raw: dict[str, Any], tmp_path: Path, after_updates: int) -> None:
-    whole, run = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "lost")
-    assert trained(raw, whole).kind == "finished"
+def test_the_last_finished_step_is_saved(
+    raw: dict[str, Any], whole: RunFolder, tmp_path: Path, after_updates: int
+) -> None:
+    run = RunFolder(tmp_path / "lost")
     ending = trained(raw, run, LosingParts(3, after_updates=after_updates))
     assert (ending.kind, ending.exit_code, ending.step, ending.lost_rank) == ("failed", 2, 2, 1)
     assert list(read_events(run.events))[-1]["lost_rank"] == 1, "for the window, which marks the machine"
@@ -240,8 +240,8 @@ def test_the_last_finished_step_is_saved(raw: dict[str, Any], tmp_path: Path, af
     )
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2]
     assert trained(raw, run).kind == "finished"
-    mine, theirs = weights(run), weights(whole)
-    assert all(mx.array_equal(mine[name], x) for name, x in theirs.items()), "as if nothing had happened, to the bit"
+    mine, theirs = small_run.weights(run), small_run.weights(whole)
+    assert small_run.same(mine, theirs), "as if nothing had happened, to the bit"
 
 
 def test_a_sharded_model_is_saved_without_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,15 +151,6 @@ def _own_device_again() -> Iterator[None]:
     mx.set_default_device(device.OWN)
 
 
-def test_cpu_is_used_and_automatic_is_what_mlx_chose(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[object] = []
-    monkeypatch.setattr(mx, "set_default_device", chosen.append)
-    monkeypatch.setattr(mx, "is_available", lambda kind: True)
-    for choice in ("cpu", "gpu", "auto"):
-        device.use(choice)
-    assert chosen == [mx.cpu, mx.gpu, device.OWN]
-
-
 def test_a_gpu_that_is_not_there_is_refused_by_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "is_available", lambda kind: kind != mx.gpu)
     with pytest.raises(UserError, match="MLX has no GPU"):

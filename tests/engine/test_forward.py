@@ -56,14 +56,6 @@ def test_every_weight_gets_its_gradient_the_head_too(models: Path, layout: str, 
     assert_same_gradients(actual, plain)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_adapters_get_the_gradient_of_the_definition(models: Path, layout: str) -> None:
-    policy, case = lora_policy(models), Case(LAYOUTS[layout])
-    _, actual = gradients(policy.model, lambda: case.logps(policy.split_model, 0.7, 5)[0])
-    _, plain = gradients(policy.model, lambda: case.plain(policy.model, 0.7)[0])
-    assert_same_gradients(actual, plain)
-
-
 @pytest.mark.parametrize("trained", ["adapters", "everything"])
 @pytest.mark.parametrize("chunk", [None, 5], ids=["at once", "in chunks"])
 def test_the_entropy_carries_a_gradient_where_it_is_asked_for(models: Path, chunk: int | None, trained: str) -> None:

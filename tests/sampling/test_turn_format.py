@@ -106,17 +106,10 @@ def test_calls_equal_trls(tmp_path: Path, parser: str) -> None:
         assert json.dumps(made) == json.dumps(calls), text  # as text, because True == 1 == 1.0
 
 
-ARGUMENT = "<arg_key>{}</arg_key><arg_value>{}</arg_value>"
-GLM = "<tool_call>{}" + 2 * ARGUMENT + "</tool_call>"
 MINIMAX = '<invoke name="{}">\n<parameter name="{}">{}</parameter>\n<parameter name="{}">{}</parameter>\n</invoke>\n'
 KIMI_K2 = "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
-KIMI_K3 = '<|open|>argument key="{}" type="{}"<|sep|>{}<|close|>argument<|sep|>'
 ADDED, FOUND = '{"a": 1, "b": 2}', '{"text": "7", "most": "7"}'
 FORMATS = {
-    "laguna": GLM.format("add", "a", 1, "b", 2) + GLM.format("find", "text", 7, "most", 7),
-    "longcat": (GLM.format("add", "a", 1, "b", 2) + GLM.format("find", "text", 7, "most", 7))
-    .replace("tool_call>", "longcat_tool_call>")
-    .replace("arg_", "longcat_arg_"),
     "minimax_m2": "<minimax:tool_call>\n"
     + MINIMAX.format("add", "a", 1, "b", 2)
     + MINIMAX.format("find", "text", 7, "most", 7)
@@ -128,21 +121,8 @@ FORMATS = {
     + KIMI_K2.format("add", ADDED)
     + KIMI_K2.format("find", FOUND)
     + "<|tool_calls_section_end|>",
-    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|>'
-    + KIMI_K3.format("a", "number", 1)
-    + KIMI_K3.format("b", "number", 2)
-    + '<|close|>call<|sep|><|open|>call tool="find" index="2"<|sep|>'
-    + KIMI_K3.format("text", "string", 7)
-    + KIMI_K3.format("most", "string", 7)
-    + "<|close|>call<|sep|><|close|>tools<|sep|>",
-    "muse_spark": "<atem:function_calls>"
-    + (MINIMAX.format("add", "a", 1, "b", 2) + MINIMAX.format("find", "text", '"7"', "most", 7))
-    .replace("invoke", "atem:invoke")
-    .replace("parameter", "atem:parameter")
-    + "</atem:function_calls>",
-    "function_gemma": "<start_function_call>call:add{a:1,b:2}<end_function_call>"
-    "<start_function_call>call:find{text:<escape>7<escape>,most:7}<end_function_call>",
 }
+"""Of the parsers that mlx-lm has besides: calls of one section, of their own, and without an end."""
 
 
 @pytest.mark.parametrize("parser", FORMATS)

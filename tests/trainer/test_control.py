@@ -89,16 +89,14 @@ def test_a_word_that_came_since_the_run_was_locked_is_obeyed(inputs: Path, made_
     assert (ending.kind, ending.step) == ("stopped", 0) and words(made_run) == ["stop"] and not made_run.is_locked()
 
 
-def test_an_unknown_word_is_refused_and_the_run_goes_on(inputs: Path, made_run: RunFolder) -> None:
-    ending = small_run.train_here(small_run.settings_for(inputs), made_run, after(made_run, 1, "st\x00p"))
-    assert ending.kind == "finished" and small_run.steps(made_run) == [1, 2, 3] and not words(made_run)
+def test_a_save_is_of_the_step_that_was_running_and_an_unknown_word_is_refused(
+    inputs: Path, made_run: RunFolder
+) -> None:
+    asks = after(made_run, 2, "st\x00p", "save")
+    assert small_run.train_here(small_run.settings_for(inputs, iters=4), made_run, asks).kind == "finished"
+    assert small_run.steps(made_run) == [1, 2, 3, 4] and words(made_run) == ["save"]
     (note,) = [event for event in small_run.events(made_run, "note") if event["level"] == "warning"]
     assert note["sentence"] == "The control word “st\x00p” is unknown and was ignored."
-
-
-def test_a_requested_save_is_a_checkpoint_of_the_step_that_was_running(inputs: Path, made_run: RunFolder) -> None:
-    ending = small_run.train_here(small_run.settings_for(inputs, iters=4), made_run, after(made_run, 2, "save"))
-    assert ending.kind == "finished"
     steps = [saved.state.step for saved in checkpoint.all_checkpoints(made_run)]
     assert steps[-1] == 4 and len(steps) == 2 and steps[0] in (2, 3)
 
@@ -176,11 +174,11 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return small_run.settings_for(folder, **small_run.low_half(folder) | SETTINGS)
 
 
-def asking(run: RunFolder, settings: dict[str, Any], step: int = 3) -> Echo:
-    """Asks for a change as soon as `step` is in the event log."""
+def asking(run: RunFolder, settings: dict[str, Any]) -> Echo:
+    """Asks for a change as soon as step 3 is in the event log."""
 
     def echo(event: dict[str, Any]) -> None:
-        if event["kind"] == "step" and event["step"] == step:
+        if event["kind"] == "step" and event["step"] == 3:
             request_change(run, settings)
 
     return echo
@@ -260,22 +258,19 @@ def test_a_change_to_other_values_and_back_changes_nothing(
 
 
 def test_a_change_that_cannot_be_is_refused_whole_and_the_run_goes_on(raw: dict[str, Any], run: RunFolder) -> None:
-    asked = {"temperature": -1, "beta": 0.5, "rank": 4}
-    trained(raw | {"iters": 2, "steps_per_eval": 0}, run, asking(run, asked, step=1))
-    (note,) = [event for event in events(run, "note") if event["level"] == "warning"]
-    assert "not made. Rank is fixed once a run has begun" in note["sentence"]
-    assert not run.changes.exists() and small_run.steps(run) == [1, 2]
+    """And one whose request is damaged."""
 
-
-def test_a_damaged_request_is_refused_and_the_run_goes_on(raw: dict[str, Any], run: RunFolder) -> None:
     def echo(event: dict[str, Any]) -> None:
         if event["kind"] == "step" and event["step"] == 1:
+            request_change(run, {"temperature": -1, "beta": 0.5, "rank": 4})
+        if event["kind"] == "step" and event["step"] == 2:
             run.change_request.write_text('{"settings": {"beta": 0.')
 
-    trained(raw | {"iters": 2, "steps_per_eval": 0}, run, echo)
-    (note,) = [event for event in events(run, "note") if event["level"] == "warning"]
-    assert note["sentence"] == "The change was not made: its request cannot be read."
-    assert not run.change_request.exists() and small_run.steps(run) == [1, 2]
+    trained(raw | {"iters": 3, "steps_per_eval": 0}, run, echo)
+    first, second = (event["sentence"] for event in events(run, "note") if event["level"] == "warning")
+    assert "not made. Rank is fixed once a run has begun" in first
+    assert second == "The change was not made: its request cannot be read."
+    assert not run.change_request.exists() and not run.changes.exists() and small_run.steps(run) == [1, 2, 3]
 
 
 def test_finish_step(raw: dict[str, Any], unchanged: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch):

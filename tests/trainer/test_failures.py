@@ -311,7 +311,6 @@ def unbroken(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolde
     ("name", "nth", "for_good"),
     [
         ("events.jsonl", 5, False),
-        ("events.jsonl", 9, False),
         ("completions.jsonl", 3, False),
         ("events.jsonl", 10, True),
     ],

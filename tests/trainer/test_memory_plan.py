@@ -334,8 +334,9 @@ def test_a_run_that_cannot_fit_is_refused_and_one_that_is_constrained_notes_it(t
     assert any("held down by" in sentence for sentence in notes), notes
 
 
-def test_no_memory_limit_outlives_its_policy(small_model: Path) -> None:
+def test_no_memory_limit_outlives_its_policy(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first to be planned is the first to go: the second must not bring its limit back."""
+    monkeypatch.setattr("backend.trainer.memory.plan._limits_held", {})  # of policies that earlier tests keep
     config = SMALL.config(small_model)
     first, second = (load_policy(config.model_copy(update={"group_size": size})) for size in (2, 16))
     limits = []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from backend.trainer.telemetry import completion_row
 from backend.training.algorithms import build_learner
 from backend.training.batch import Batch, completion_metrics, pack
 from backend.training.importance_sampling import importance_ratio, logp_gap
-from backend.training.losses import TRL_DEFAULTS, merge, policy_terms, token_weights
 from backend.training.microbatch import (
     PASS_OVERHEAD,
     MicroBatchRows,
@@ -67,69 +64,6 @@ def test_pack_pads_on_the_right() -> None:
     assert (batch.group_B.tolist(), batch.row_B.tolist()) == ([0, 0, 1, 1], [0, 1, 2, 3])
     assert batch.mask_BT.dtype == mx.float32
     assert batch.weight_BT is batch.old_logp_BT is batch.ref_logp_BT is batch.log_held_BT is None
-
-
-def test_truncated_completions_are_masked_when_asked() -> None:
-    assert pack(TWO_GROUPS, pad_id=PAD, mask_truncated_completions=True).mask_BT[2].tolist() == [0, 0, 0, 0]
-
-
-def random_groups(seed: int) -> list[Group]:
-    rng = random.Random(seed)
-
-    def random_completion() -> Completion:
-        tokens = [rng.randrange(50) for _ in range(rng.randrange(7))]
-        return completion(tokens, rng.choice(["eos", "length"]), rng.choice([0.0, rng.gauss(0, 1)]))
-
-    return [group([1] * rng.randint(1, 5), *(random_completion() for _ in range(4))) for _ in range(rng.randint(1, 3))]
-
-
-def toy_policy(w: mx.array, batch: Batch) -> mx.array:
-    """Log-probabilities [B, T] that depend on the weights, the token and the tokens before it, as a model's do."""
-    before_BL = mx.cumsum(mx.where(batch.tokens_BL == PAD, 0, batch.tokens_BL), axis=1)
-    place_BT = batch.prompt_length_B[:, None] + mx.arange(batch.mask_BT.shape[1]) - 1
-    context_BT = mx.take_along_axis(before_BL, mx.minimum(place_BT, before_BL.shape[1] - 1), axis=1)
-    return -mx.abs(w[batch.completion_BT % 7]) - 1e-3 * context_BT * w[0]
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 10**6),
-    limits=st.fixed_dictionaries(
-        {"rows": st.none() | st.integers(1, 5), "token_budget": st.none() | st.integers(1, 60)}
-    ),
-    prompts=st.sampled_from(["prefilled", "per_micro_batch", "per_row"]),
-    loss_type=st.sampled_from(["grpo", "bnpo", "dr_grpo", "luspo"]),
-)
-def test_any_split_gives_the_same_loss_gradient_and_metrics(
-    seed: int, limits: dict[str, Any], prompts: Any, loss_type: str
-) -> None:
-    batch = pack(random_groups(seed), pad_id=PAD, mask_truncated_completions=seed % 2 == 0)
-    w = mx.array(np.random.default_rng(seed).normal(-1, 0.3, 7).astype(np.float32))
-    batch = replace(
-        batch,
-        weight_BT=token_weights(batch.mask_BT, loss_type=loss_type, max_completion_length=6),
-        old_logp_BT=toy_policy(w + 0.1, batch),
-        ref_logp_BT=toy_policy(w - 0.1, batch),
-    )
-
-    def learn(parts: list[Batch], beta: float = 0.1) -> tuple[float, np.ndarray, dict[str, float]]:
-        def terms(w: mx.array, part: Batch) -> Any:
-            arrays = (part.old_logp_BT, part.ref_logp_BT, part.advantage_B, part.mask_BT)
-            settings = replace(TRL_DEFAULTS, beta=beta, loss_type=loss_type, epsilon=0.05)
-            return policy_terms(toy_policy(w, part), *arrays, settings, weights=part.weight_BT)[:2]
-
-        shares = [mx.value_and_grad(terms)(w, part) for part in parts]
-        metrics = {name: float(x) for name, x in merge([tally for (_, tally), _ in shares]).items()}
-        return sum(float(s) for (s, _), _ in shares), np.array(sum(g for _, g in shares)), metrics
-
-    loss, gradient, metrics = learn([batch])
-    split_loss, split_gradient, split_metrics = learn(list(batch.micro_batches(**limits, prompts=prompts)))
-    assert split_loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
-    np.testing.assert_allclose(split_gradient, gradient, rtol=1e-4, atol=1e-6)
-    assert split_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
-    signal = list(batch.with_signal().micro_batches(**limits))
-    if signal:
-        np.testing.assert_allclose(learn(signal, 0.0)[1], learn([batch], 0.0)[1], rtol=1e-4, atol=1e-6)
 
 
 GENERATIONS = [c for c in json.loads((GOLDEN / "generation_metrics.json").read_text()) if "completion_ids" in c]

@@ -1,14 +1,9 @@
-"""Given completions and rewards, the weights after a few steps equal those of an independent implementation of the
-papers.
-
-`Reference` shares no code with the backend: its own advantages, its own log-probabilities (one row at a time, the whole
-vocabulary), its own loss, its own AdamW. Only the model's forward pass and automatic differentiation are mlx's.
-"""
+"""The learner's state and randomness, and the loss that the guide of MLX LoRA Studio documents."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,99 +14,26 @@ from mlx.utils import tree_map, tree_unflatten
 
 from backend.config.config import Config, parse, read
 from backend.models.policy import load_policy
-from backend.training.advantages import advantages
 from backend.training.algorithms import build_learner
 from backend.training.batch import pack
 from backend.training.grpo import loss_settings
 from backend.training.losses import policy_loss
 from backend.training.not_finite import NotFiniteError
-from backend.types import Completion, Group, Problem
 from backend.utils.places import resources
-from tests.support.small_settings import SMALL_LORA, UNFILTERED
+from tests.support.reference_forward import LONGEST, G, P, sampled_groups
+from tests.support.small_settings import PLAIN_SGD, SMALL_LORA, UNFILTERED
 
-STEPS, P, G, LONGEST = 2, 3, 4, 9
-"""Steps, problems a step, completions a problem, tokens of the longest completion."""
-LOSS = {"beta": 0.05, "epsilon": 5e-3, "epsilon_high": 8e-3, "max_grad_norm": 1.0, "temperature": 0.8}
-SIZES = {"batch_size": P, "group_size": G, "max_completion_length": LONGEST}
-BASE = SMALL_LORA | UNFILTERED | LOSS | SIZES | {"learning_rate": 3e-3, "weight_decay": 0.1}
-SGD = {"optimizer": "sgd", "learning_rate": 2e-2, "weight_decay": 0.0}
-"""Where two ways to the same gradient are compared: AdamW divides by a gradient's size, so that of a weight whose
-gradient is nearly 0 it would show rounding alone."""
+SETTINGS = SMALL_LORA | UNFILTERED | {"batch_size": P, "group_size": G, "max_completion_length": LONGEST, "beta": 0.05}
 
 
 def config_of(model: Path, **settings: Any) -> Config:
-    """Losses that the form does not offer are set after the checks."""
-    loss = settings.pop("grpo_loss_type", "grpo")
-    return parse({"model": str(model)} | BASE | settings).model_copy(update={"grpo_loss_type": loss})
-
-
-@dataclass
-class Step:
-    """One step's data: prompts [P], completions [P][G], rewards [P, G]."""
-
-    prompts: list[list[int]]
-    completions: list[list[list[int]]]
-    rewards: np.ndarray
-
-    def groups(self, config: Config) -> list[Group]:
-        """The groups as the trainer passes them to the learner."""
-        advantage_B, _ = advantages(self.rewards.reshape(-1, 1), G, scale_rewards=config.scale_rewards)
-        each = iter(advantage_B.tolist())
-        return [
-            Group(
-                Problem(i, "", [], prompt, ""),
-                [Completion(tokens, [0.0] * len(tokens), "", "eos", advantage=next(each)) for tokens in rows],
-            )
-            for i, (prompt, rows) in enumerate(zip(self.prompts, self.completions, strict=True))
-        ]
-
-
-def random_steps(seed: int = 0, steps: int = STEPS, problems: int = P) -> list[Step]:
-    """Prompts and completions of unequal lengths; the second problem's completions all have the same reward."""
-    rng, data = np.random.default_rng(seed), []
-    for _ in range(steps):
-        prompts = [rng.integers(3, 320, rng.integers(1, 8)).tolist() for _ in range(problems)]
-        completions = [
-            [rng.integers(3, 320, rng.integers(1, LONGEST + 1)).tolist() for _ in range(G)] for _ in range(problems)
-        ]
-        rewards = rng.normal(size=(problems, G)).round(2)
-        rewards[1] = 0.5
-        data.append(Step(prompts, completions, rewards))
-    return data
-
-
-def learned(config: Config, steps: list[Step], **memory: Any) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
-    """Our weights after these steps, and the metrics of each."""
-    policy = load_policy(config)
-    learner = build_learner(policy, config, len(steps), **memory)
-    metrics = [learner.learn(pack(step.groups(config), pad_id=policy.pad_id)) for step in steps]
-    return {name: np.array(x) for name, x in policy.trainable().items()}, metrics
-
-
-def test_a_gradient_that_is_not_finite_raises_before_anything_changes(model: Path) -> None:
-    config, steps = config_of(model, num_iterations=2), random_steps()
-    policy = load_policy(config)
-    learner = build_learner(policy, config, STEPS)
-    learner.learn(pack(steps[0].groups(config), pad_id=0))
-    weights = {name: np.array(x) for name, x in policy.trainable().items()}
-    memory = {name: np.array(x) for name, x in learner.state_arrays().items()}
-    groups = steps[1].groups(config)
-    groups[0].completions[0].advantage = math.nan
-    with pytest.raises(NotFiniteError, match="loss: nan") as caught:
-        learner.learn(pack(groups, pad_id=0))
-    found = caught.value
-    assert found.update == 3 and found.gradients[0].not_finite == found.gradients[0].size
-    rows = sum(len(group.completions) for group in groups)
-    assert sorted(found.tokens) == list(range(rows)) and all(map(math.isfinite, found.tokens[0]["learned_logp"]))
-    assert learner.updates == 2
-    assert all(np.array_equal(np.array(x), weights[name]) for name, x in policy.trainable().items())
-    assert all(np.array_equal(np.array(x), memory[name]) for name, x in learner.state_arrays().items())
+    return parse({"model": str(model)} | SETTINGS | settings)
 
 
 def test_weights_and_moments_are_whole_but_while_an_update_is_made(model: Path, monkeypatch: pytest.MonkeyPatch):
     """A number that is not finite is found before anything is touched; what fails half-way leaves nothing that may be
     saved."""
-    config = config_of(model, **SGD)
+    config = config_of(model, **PLAIN_SGD | {"max_grad_norm": 1.0})
     policy = load_policy(config)
     learner = build_learner(policy, config, 1)
     ones, first = tree_map(mx.ones_like, policy.parameters()), min(policy.trainable())
@@ -132,47 +54,17 @@ def test_weights_and_moments_are_whole_but_while_an_update_is_made(model: Path, 
     assert learner.updates == 2 and not learner.is_whole
 
 
-def test_a_step_reports_every_metric(model: Path) -> None:
-    _, metrics = learned(config_of(model, num_iterations=2), random_steps())
-    for step in metrics:
-        names = "loss kl entropy clip_ratio_low clip_ratio_high clip_ratio_total grad_norm learning_rate"
-        assert set(names.split()) <= step.keys()
-        assert all(math.isfinite(value) for value in step.values())
-        assert 3 < step["entropy"] < math.log(320) + 1e-3
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    ["adamw", *(pytest.param(name, marks=pytest.mark.proof) for name in ("muon", "adafactor", "sgd", "lion"))],
-)
-def test_a_restored_learner_continues_bit_for_bit(model: Path, optimizer: str) -> None:
-    config, steps = (
-        config_of(model, optimizer=optimizer, lr_schedule="cosine", lr_warmup_steps=1, lr_final=0),
-        random_steps(steps=3),
-    )
-    unbroken, _ = learned(config, steps)
-    first = load_policy(config)
-    learner = build_learner(first, config, len(steps))
-    learner.learn(pack(steps[0].groups(config), pad_id=0))
-    second = load_policy(config)
-    second.assign({name: mx.array(np.array(x)) for name, x in first.trainable().items()})
-    resumed = build_learner(second, config, len(steps))
-    resumed.restore({name: mx.array(np.array(x)) for name, x in learner.state_arrays().items()}, learner.updates)
-    for step in steps[1:]:
-        resumed.learn(pack(step.groups(config), pad_id=0))
-    assert all(np.array_equal(np.array(x), unbroken[name]) for name, x in second.trainable().items())
-
-
 def test_dropout_depends_on_the_seed_and_the_update_alone(model: Path) -> None:
     """Not on mlx's global random state: a resumed run must sample the same dropout masks as the uninterrupted one."""
     config = config_of(model, dropout=0.3)
+    groups = sampled_groups(load_policy(config).model)
 
     def first_step(seed: int = 0, updates: int = 0) -> dict[str, np.ndarray]:
         policy = load_policy(config)
         learner = build_learner(policy, config.model_copy(update={"seed": seed}), 1)
         learner.updates = updates
         mx.random.seed(np.random.default_rng().integers(1 << 30).item())
-        learner.learn(pack(random_steps()[0].groups(config), pad_id=0))
+        learner.learn(pack(groups, pad_id=0))
         return {name: np.array(x) for name, x in policy.trainable().items()}
 
     plain = first_step()
@@ -189,9 +81,8 @@ def test_old_log_probabilities_are_computed_without_dropout(model: Path) -> None
     policy.assign({name: x + 0.1 for name, x in policy.trainable().items()})  # B = 0 would hide what is dropped before
     policy.model.train()
     learner = build_learner(policy, config, 1)
-    (micro_batch,) = learner.algorithm.optimizer_batch(
-        pack(random_steps()[0].groups(config), pad_id=0), learner.forward
-    )
+    batch = pack(sampled_groups(policy.model), pad_id=0)
+    (micro_batch,) = learner.algorithm.optimizer_batch(batch, learner.forward)
     policy.model.eval()
     (logp_BT,) = learner.forward.logps_without_gradient(policy.split_model, [micro_batch])
     assert np.array_equal(np.array(micro_batch.batch.old_logp_BT), np.array(logp_BT))
@@ -241,24 +132,6 @@ def gradient_by_the_formulas(config: Config, logps: np.ndarray, *others: np.ndar
         down[place] -= h
         gradient[place] = (by_the_formulas(config, up, *others) - by_the_formulas(config, down, *others)) / (2 * h)
     return gradient
-
-
-def test_one_token_worked_by_hand() -> None:
-    """π_θ 0.5, π_ref 0.4, A = 1: the ratio 1.25 is clipped at 1.0001; the KL is 1.25 · 0.8 − log 0.8 − 1 = −log 0.8 =
-    0.22314."""
-    loss, gradient, metrics = loss_of(documented(), [[math.log(0.5)]], [[math.log(0.4)]], [1.0], [[1]])
-    assert loss == pytest.approx(-1.0001 + 0.1 * 0.2231436, abs=1e-6)
-    assert gradient[0, 0] == pytest.approx(0.1, abs=1e-6), "the clipped part has none; of the KL's, d log π_θ is left"
-    assert metrics["kl"] == pytest.approx(0.2231436, abs=1e-6) and metrics["clip_ratio_total"] == 1
-    # π_θ 0.3, A = −1: the ratio 0.75 lies below the clip, so the pessimistic part is the clipped one: 0.9999. KL = log
-    # 0.75.
-    loss, gradient, _ = loss_of(documented(), [[math.log(0.3)]], [[math.log(0.4)]], [-1.0], [[1]])
-    assert loss == pytest.approx(0.9999 + 0.1 * math.log(0.75), abs=1e-6)
-    assert gradient[0, 0] == pytest.approx(0.1, abs=1e-6)
-    # π_θ 0.3, A = 1: −0.75, not clipped, with the gradient −ratio · A.
-    loss, gradient, _ = loss_of(documented(), [[math.log(0.3)]], [[math.log(0.4)]], [1.0], [[1]])
-    assert loss == pytest.approx(-0.75 + 0.1 * math.log(0.75), abs=1e-6)
-    assert gradient[0, 0] == pytest.approx(-0.75 + 0.1, abs=1e-6)
 
 
 @pytest.mark.parametrize("settings", [{}, {"importance_sampling_level": "sequence"}, {"epsilon": 0.2, "beta": 0.7}])

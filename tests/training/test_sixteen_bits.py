@@ -20,7 +20,7 @@ from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.algorithms import build_learner
 from backend.training.batch import pack
-from backend.training.grpo import Grpo, correction_mode
+from backend.training.grpo import Grpo
 from backend.training.policy_forward import PolicyForward
 from backend.types import Group, Problem
 from tests.support.random_models import tiny_model
@@ -155,24 +155,6 @@ def test_full_fine_tuning_in_bfloat16_keeps_float32_masters(tmp_path: Path) -> N
     again.assign(saved)
     tokens = mx.array([[5, 70, 200, 9]])
     assert mx.array_equal(again.model(tokens), policy.model(tokens))  # pyright: ignore
-
-
-@pytest.mark.parametrize(
-    ("settings", "dtype", "expected"),
-    [
-        ({}, mx.float32, "none"),
-        ({}, mx.bfloat16, "token_truncate"),
-        ({}, mx.float16, "token_truncate"),
-        ({"ratio_against": "reference"}, mx.bfloat16, "none"),
-        ({"sampling_correction": "none"}, mx.bfloat16, "none"),
-        ({"sampling_correction": "sequence_mask"}, mx.float32, "sequence_mask"),
-    ],
-    ids=str,
-)
-def test_automatic_corrects_in_16_bits(settings: dict[str, Any], dtype: mx.Dtype, expected: str) -> None:
-    mode, sentence = correction_mode(parse({"model": "none", "data": "none"} | settings), dtype)
-    assert mode == expected
-    assert bool(sentence) == (expected == "token_truncate")
 
 
 @dataclass(frozen=True)
