@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.models import switch_layers
@@ -63,26 +62,6 @@ def test_the_gradient_of_many_tokens_is_summed_in_blocks(monkeypatch: pytest.Mon
     _, plain = value_and_gradient(lambda x, i: x[i], weight, tokens)
     np.testing.assert_allclose(np.array(gradient), np.array(plain), atol=1e-5)
     assert not np.array(gradient)[9:].any(), "tokens that do not occur"
-
-
-def test_a_gpu_gets_them_in_place_of_mlxs_own_and_uninstall_puts_those_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    patches.uninstall()
-    before = [getattr(owner, name) for owner, name, _ in patches.GATHERS]
-    tokens, layer = mx.array([[1, 2, 1]]), nn.Embedding(4, 3)
-    monkeypatch.delenv(TREAT_CPU_AS)
-    patches.install(layer)
-    assert [getattr(owner, name) for owner, name, _ in patches.GATHERS] == before
-    plain = nn.value_and_grad(layer, lambda x: (layer(x) ** 2).sum())(tokens)
-    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
-    patches.install(layer)
-    patches.install(layer)
-    assert [getattr(owner, name) for owner, name, _ in patches.GATHERS] == [ours for *_, ours in patches.GATHERS]
-    assert len(patches.active()) == len(patches.GATHERS)
-    ours = nn.value_and_grad(layer, lambda x: (layer(x) ** 2).sum())(tokens)
-    assert "Scatter Sum" not in primitives(ours[1]["weight"])
-    np.testing.assert_allclose(np.array(ours[1]["weight"]), np.array(plain[1]["weight"]), rtol=1e-6)
-    patches.uninstall()
-    assert [getattr(owner, name) for owner, name, _ in patches.GATHERS] == before
 
 
 def test_experts_get_the_same_inputs_and_gradients() -> None:

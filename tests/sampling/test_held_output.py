@@ -237,47 +237,18 @@ def test_a_run_holds_its_output_and_corrects_for_it(tmp_path: Path) -> None:
     assert all(event["metrics"]["sampling/logp_gap/max"] < 1e-4 for event in steps)
 
 
-ENDS = (1, 2)
-SPECIAL = {1: "<end>", 2: "<stop>", 3: "<tool>"}
-
-
 class Letters:
-    """A tokenizer of one character a token."""
+    """A tokenizer of one character a token; 2 ends a sequence."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        special = {} if skip_special_tokens else SPECIAL
-        return "".join(special.get(i, "") if i in SPECIAL else chr(i) for i in ids)
+        return "".join(map(chr, ids))
 
 
-def outputs_of(count: int, max_tokens: int, *stop: str) -> CompletionBuffer:
-    return CompletionBuffer(count, max_tokens, Letters(), ENDS, stop)
-
-
-def append(outputs: CompletionBuffer, rows: dict[int, list[int | str]], held: bool = False) -> None:
-    """The next tokens of these rows, a letter or an id each. A token's log-probability is −(its row.its place in the
-    chunk), the logs of what was kept and held are ten and a hundred times as much."""
-    tokens = np.array([[ord(one) if isinstance(one, str) else one for one in row] for row in rows.values()]).T
-    logps = -(np.array([*rows]) + np.arange(len(tokens))[:, None] / 100)
-    outputs.append(np.array([*rows]), tokens, logps, 10 * logps, 100 * logps if held else None)
-
-
-def ends(outputs: CompletionBuffer) -> list[tuple[str, str]]:
-    made = [outputs.completion(row) for row in range(len(outputs.stop))]
-    return [(completion.text, completion.stop) for completion in made]
-
-
-def test_each_row_ends_at_its_first_end_of_sequence_or_at_the_limit_which_comes_first() -> None:
-    outputs = outputs_of(5, 5)
-    append(outputs, {0: [*"abc"], 1: ["a", 1, "c"], 2: [2, "b", 1], 3: ["a", 3, 1], 4: [*"abc"]})
-    assert outputs.length.tolist() == [3, 2, 1, 3, 3] and outputs.token_count == 12
-    append(outputs, {4: ["d", 1, "f"], 0: [*"de", 1], 1: [*"xyz"]})
-    assert ends(outputs) == [("abcde", "length"), ("a", "eos"), ("", "eos"), ("a<tool>", "eos"), ("abcd", "eos")]
-    assert outputs.token_count == 5 + 2 + 1 + 3 + 5
-    append(outputs, {0: ["x"], 4: ["x"]})
-    last = outputs.completion(4)
-    assert last.tokens == [*map(ord, "abcd"), 1] and not last.log_held
-    assert last.logps == pytest.approx([-4, -4.01, -4.02, -4, -4.01])
-    assert last.log_kept == pytest.approx([-40, -40.1, -40.2, -40, -40.1])
+def append(outputs: CompletionBuffer, rows: dict[int, str]) -> None:
+    """The next tokens of these rows."""
+    tokens = np.array([[ord(letter) for letter in text] for text in rows.values()]).T
+    logps = np.zeros(tokens.shape)
+    outputs.append(np.array([*rows]), tokens, logps, logps, None)
 
 
 LONG = "a stop string of thirty letters"
@@ -295,11 +266,12 @@ LONG = "a stop string of thirty letters"
     ],
 )
 def test_a_stop_string_ends_a_row_with_its_last_token(stop: list[str], chunks: list[str], text: str) -> None:
-    outputs = outputs_of(2, 200, *stop)
+    outputs = CompletionBuffer(2, 200, Letters(), (2,), stop)
     for chunk in chunks:
-        append(outputs, {1: [*chunk]})
-    append(outputs, {0: ["x", 2], 1: ["y", 2]})
-    assert ends(outputs) == [("x", "eos"), (text, "string")]
+        append(outputs, {1: chunk})
+    append(outputs, {0: "x\2", 1: "y\2"})
+    made = [outputs.completion(row) for row in (0, 1)]
+    assert [(completion.text, completion.stop) for completion in made] == [("x", "eos"), (text, "string")]
 
 
 @pytest.fixture(scope="module")

@@ -60,23 +60,6 @@ def test_a_change_of_the_settings_reaches_the_algorithm() -> None:
     assert algorithm.bonus.value == 0.2
 
 
-def test_tokens_at_the_entropy_threshold_count_for_the_bonus() -> None:
-    """Of the entropies 1, 2, 2, 2 and 5 the upper half begins at 2, and four tokens have at least that; a sixth is
-    masked."""
-    algorithm = algorithm_of(top_entropy_quantile=0.5, entropy_coef=0.1)
-    entropies = [mx.array([[1.0, 2.0], [2.0, 5.0]]), mx.array([[2.0, 9.0]])]
-    chosen: list[Any] = []
-    parts: Any = [
-        SimpleNamespace(
-            batch=SimpleNamespace(mask_BT=mx.array(mask)), set_arrays=lambda uncertain_BT: chosen.append(uncertain_BT)
-        )
-        for mask in ([[1.0, 1.0], [1.0, 1.0]], [[1.0, 0.0]])
-    ]
-    forward: Any = SimpleNamespace(ranks=ALONE, entropies_without_gradient=lambda model, parts: entropies)
-    assert algorithm.batch_totals(parts, forward)["entropy_tokens"].item() == 4
-    assert [x.tolist() for x in chosen] == [[[0, 1], [1, 1]], [[1, 0]]]
-
-
 GAPS = [[[0.5, 0.1, 0.3]], [[-0.2], [0.2, 0.4]]], [[[0.05, -0.6]]]
 """Of two optimizer batches of a rollout: the first in two micro-batches, of one and of two rows."""
 RATIO, DIFFERENCE = "sampling/importance_sampling_ratio", "sampling/sampling_logp_difference"

@@ -236,6 +236,7 @@ SETTINGS_OF: dict[str, dict[str, Any]] = {
     "plain KL": {"use_bias_correction_kl": False, "beta": 0.5},
     "documented KL": {"kl_estimator": "documented", "beta": 0.5},
     "no reference": {"beta": 0.0, "skip_zero_signal": False},
+    "recomputed": {"grad_checkpoint": True},
 }
 
 
