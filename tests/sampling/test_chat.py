@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from backend.data.preview import open_dataset
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.engine.model_probe import split
+from backend.engine.output_layer import SplitModel
 from backend.models.loading import load_model
 from backend.models.policy import load_policy
 from backend.sampling import cached_sequence
@@ -237,12 +239,16 @@ def test_what_is_not_there(places: Path, monkeypatch: pytest.MonkeyPatch, name: 
 PROMPT = [5, 9, 13, 40, 7, 21, 88, 3]
 
 
-def sequence_of(models: Path, arch: str) -> CachedSequence:
-    folder = models / arch
-    if not folder.exists():
-        tiny_model(folder, arch)
-    model = load_model(str(folder), "model")[0]
-    return CachedSequence(model, split(model))
+@pytest.fixture(scope="module")
+def sequence_of(models: Path) -> Callable[[str], CachedSequence]:
+    """Makes sequences of a model that is loaded once."""
+
+    @cache
+    def loaded(arch: str) -> tuple[Any, SplitModel]:
+        model = load_model(str(tiny_model(models / arch, arch)), "model")[0]
+        return model, split(model)
+
+    return lambda arch: CachedSequence(*loaded(arch))
 
 
 def take(sequence: CachedSequence, prompt: list[int], count: int, sampling: Sampling = GREEDY) -> list[int]:
@@ -252,19 +258,21 @@ def take(sequence: CachedSequence, prompt: list[int], count: int, sampling: Samp
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "gemma3_text", "mamba"])
-def test_every_turn_continues_as_a_fresh_sequence_does(models: Path, arch: str):
+def test_every_turn_continues_as_a_fresh_sequence_does(sequence_of: Callable[[str], CachedSequence], arch: str):
     """Turns that go on, go back and begin anew; a sliding window and a state are read again to go back."""
-    sequence = sequence_of(models, arch)
+    sequence = sequence_of(arch)
     first = take(sequence, PROMPT, 6)
     turns = [[*PROMPT, *first, 30, 31, 32], [*PROMPT, *first[:3], 50, 51], PROMPT, [*PROMPT, *first], [77, 78]]
     for prompt in turns:
         again = take(sequence, prompt, 8)
-        assert again == take(sequence_of(models, arch), prompt, 8), prompt
+        assert again == take(sequence_of(arch), prompt, 8), prompt
 
 
-def test_a_long_prompt_can_be_stopped_between_its_pieces(models: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_long_prompt_can_be_stopped_between_its_pieces(
+    sequence_of: Callable[[str], CachedSequence], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(cached_sequence, "PREFILL_CHUNK", 3)
-    sequence, checks = sequence_of(models, "qwen3"), []
+    sequence, checks = sequence_of("qwen3"), []
 
     def check() -> None:
         checks.append(len(sequence.tokens))
@@ -274,7 +282,7 @@ def test_a_long_prompt_can_be_stopped_between_its_pieces(models: Path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         next(sequence.generate(PROMPT, GREEDY, np.zeros(4, np.float32), check))
     assert checks == [0, 3, 6]
-    assert take(sequence, PROMPT, 5) == take(sequence_of(models, "qwen3"), PROMPT, 5)
+    assert take(sequence, PROMPT, 5) == take(sequence_of("qwen3"), PROMPT, 5)
 
 
 def test_answers_call_tools_as_rollouts_do(chats: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from backend.sampling.speculation import PASSES, PROBE, TRIAL, DraftModel, NGram
 from backend.tools.host import Poll, ToolSchemas
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult
 from backend.utils.errors import UserError
-from tests.sampling.test_rollout import FILTERED, MANY_ENDS, full_logits, full_logps, policy_of, problems
+from tests.sampling.test_rollout import FILTERED, MANY_ENDS, full_logits, full_logps, logps_of, policy_of, problems
 from tests.support import random_models
 
 SUFFIX, LONGEST = 7, 40
@@ -96,13 +97,13 @@ def completions(sampler: Sampler, lengths: list[int], G: int, sampling: Sampling
     return [completion for group in groups for completion in group.completions]
 
 
-@pytest.mark.parametrize("arch", ["qwen3", pytest.param("gemma3_text", marks=pytest.mark.proof), "mamba"])
-def test_a_conversation_is_one_sequence(samplers: Callable[[str], Sampler], arch: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "longest"), [("qwen3", 70), pytest.param("gemma3_text", 70, marks=pytest.mark.proof), ("mamba", 5)]
+)
+def test_a_conversation_is_one_sequence(samplers: Callable[[str], Sampler], arch: str, longest: int) -> None:
     """Log-probabilities of the model's tokens are those of one pass over the whole conversation, and each token follows
     from the random number of its own place in it."""
-    import mlx.core as mx
-
-    sampler, prompts = with_tools(samplers(arch)), problems([70, 1])
+    sampler, prompts = with_tools(samplers(arch)), problems([longest, 1])
     groups = sampler.sample(prompts, 3, FILTERED, seed=5, first_number=7)
     found = [completion for group in groups for completion in group.completions]
     assert max(len(completion.turns) for completion in found) > 2
@@ -111,11 +112,10 @@ def test_a_conversation_is_one_sequence(samplers: Callable[[str], Sampler], arch
             own = np.array(completion.mask or [1] * len(completion.tokens), bool)
             assert sum(turn.tokens for turn in completion.turns) == own.sum()
             assert sum(turn.result_tokens for turn in completion.turns) == (~own).sum()
-            logps = full_logps(sampler.policy, group.problem.tokens, completion.tokens, 0.9)
-            assert np.abs(logps - completion.logps)[own].max() < 1e-4
-            logits_TV = mx.array(full_logits(sampler.policy, group.problem.tokens, completion.tokens))
+            logits_TV = full_logits(sampler.policy, group.problem.tokens, completion.tokens)
+            assert np.abs(logps_of(logits_TV, completion.tokens, 0.9) - completion.logps)[own].max() < 1e-4
             uniform_T = mx.array(keyed_uniforms(5, [(7 + p, g)], LONGEST)[0, : len(completion.tokens)])
-            again = np.array(sample_tokens(logits_TV, uniform_T, FILTERED).token_B)
+            again = np.array(sample_tokens(mx.array(logits_TV), uniform_T, FILTERED).token_B)
             assert (again == completion.tokens)[own].all()
             start = 0
             for turn in completion.turns:  # the results follow the turn's own tokens
@@ -130,12 +130,14 @@ def slow(conversation: int) -> int:
     return (conversation * 7) % 5
 
 
-@pytest.mark.parametrize(("arch", "rows"), [("qwen3", 2), ("mamba", None)])
-def test_latency_and_batch_change_no_token(samplers: Callable[[str], Sampler], arch: str, rows: int | None) -> None:
-    expected = completions(with_tools(samplers(arch)), [64, 2], 2)
+@pytest.mark.parametrize(("arch", "rows", "lengths"), [("qwen3", 2, [64, 2]), ("mamba", None, [5, 2])])
+def test_latency_and_batch_change_no_token(
+    samplers: Callable[[str], Sampler], arch: str, rows: int | None, lengths: list[int]
+) -> None:
+    expected = completions(with_tools(samplers(arch)), lengths, 2)
     other = with_tools(samplers(arch), Host(slow))
     other.rows = rows
-    for one, two in zip(expected, completions(other, [64, 2], 2), strict=True):
+    for one, two in zip(expected, completions(other, lengths, 2), strict=True):
         assert (one.tokens, one.mask, one.stop) == (two.tokens, two.mask, two.stop)
         np.testing.assert_allclose(one.logps, two.logps, atol=1e-4)
 

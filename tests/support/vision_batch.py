@@ -1,15 +1,14 @@
-"""One GRPO batch of a tiny Qwen3-VL with pictures: for TRL (its numbers: golden/vision_grpo.json), and for us."""
+"""One GRPO batch of a tiny Qwen3-VL with pictures, of which golden/vision_grpo.json has TRL 1.16's numbers: its own
+trainer made them (tests/support/trl_vision.py of commit 35de9688)."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
-from tests.support.vision_models import LAYERS, chat, picture, rename_as_transformers, tiny_vision_model
+from tests.support.vision_models import LAYERS, chat, picture
 
 RANK, SCALE, BETA, TEMPERATURE, G = 2, 4.0, 0.04, 0.9, 3
 SHAPES = {
@@ -57,25 +56,3 @@ def name_in_peft(name: str) -> str:
     """Ours → PEFT's, whose arrays are transposed."""
     path = name.removeprefix("model.").replace("lora_a", "lora_A.weight").replace("lora_b", "lora_B.weight")
     return f"base_model.model.model.language_model.{path}"
-
-
-def write_for_trl(folder: Path) -> None:
-    """What tests/support/trl_vision.py reads."""
-    from tests.support.vision_reference import MlxVlm
-
-    reference, rows, inputs = MlxVlm(tiny_vision_model(folder / "model")), [], []
-    rename_as_transformers(folder / "model", "qwen3_vl")
-    for messages, own, rewards in zip(chats(folder), completions(), REWARDS, strict=True):
-        ids, pixels = reference.prompt(messages)
-        for tokens, reward in zip(own, rewards, strict=True):
-            rows.append({"prompt": ids, "completion": tokens, "reward": reward})
-            inputs.append(pixels)
-    longest = max(len(row["prompt"]) for row in rows)
-    is_image = [[0] * (longest - len(row["prompt"])) + [int(i == 288) for i in row["prompt"]] for row in rows]
-    arrays: Any = {name: mx.concatenate([pixels[name] for pixels in inputs]) for name in inputs[0]}
-    mx.save_safetensors(str(folder / "batch.safetensors"), arrays | {"mm_token_type_ids": mx.array(is_image)})
-    own_adapters: Any = {name_in_peft(name): mx.array(x.T) for name, x in adapters().items()}
-    mx.save_safetensors(str(folder / "adapters.safetensors"), own_adapters)
-    grpo = {"num_generations": G, "temperature": TEMPERATURE, "beta": BETA, "epsilon": 0.2, "scale_rewards": "group"}
-    settings = {"grpo": grpo | {"max_completion_length": 10}, "lora": {"r": RANK, "lora_alpha": SCALE * RANK}}
-    (folder / "batch.json").write_text(json.dumps({"rows": rows, "settings": settings}))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +30,7 @@ from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, chat, picture, ti
 from tests.support.vision_reference import MlxVlm
 
 TRL: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "vision_grpo.json").read_text())
-TRL_PYTHON = os.environ.get("TRL_PYTHON", "")
-TOKENS, G = 6, 2
+TOKENS, G = 4, 2
 CLOSE = 1e-4  # nats
 QUICK = [pytest.param(family, marks=() if family == "qwen3_vl" else pytest.mark.proof) for family in FAMILIES]
 """Where equality with mlx-vlm already says as much."""
@@ -104,7 +101,7 @@ def learned_logps(case: Case, groups: list[Group], mode: str) -> list[np.ndarray
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probabilities_are_mlx_vlms(opened: Callable[..., Case], family: str) -> None:
     """Of prompts padded on the left in sampling and on the right in learning, a picture's prompt twice, and text."""
-    case, order = opened(family), (A, B, A, BOTH, TEXT)
+    case, order = opened(family), (A, BOTH, A, TEXT)
     groups = case.sampled(*order)
     rows = [(which, each) for which, group in zip(order, groups, strict=True) for each in group.completions]
     expected = [case.reference.logps(case.chats[which], each.tokens) for which, each in rows]
@@ -182,21 +179,6 @@ def test_a_chat_sees_pictures_too(opened: Callable[..., Case], family: str) -> N
         logps = case.reference.logps(case.chats[which], tokens) if which != TEXT else [each.logp for each in found]
         np.testing.assert_allclose([each.logp for each in found], logps, atol=CLOSE)
         assert next_token.setdefault(which, tokens) == tokens
-
-
-@pytest.mark.proof
-@pytest.mark.skipif(not TRL_PYTHON, reason="TRL_PYTHON names no Python with TRL and torch")
-def test_trl_still_gives_these_numbers(tmp_path: Path) -> None:
-    vision_batch.write_for_trl(tmp_path)
-    script = Path(vision_batch.__file__).with_name("trl_vision.py")
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    run = subprocess.run([TRL_PYTHON, str(script), str(tmp_path)], env=environment, capture_output=True, text=True)
-    assert not run.returncode, run.stderr[-3000:]
-    found = json.loads(run.stdout.splitlines()[-1])
-    for name in ("advantages", "loss"):
-        np.testing.assert_allclose(found[name], TRL[name], atol=1e-5)
-    for name, expected in TRL["gradient"].items():
-        np.testing.assert_allclose(found["gradient"][name], expected, atol=1e-5, err_msg=name)
 
 
 def groups_of(policy: Policy, folder: Path) -> list[Group]:
