@@ -162,7 +162,7 @@ def test_a_resumed_run_with_prompts_by_pass_rate_equals_the_uninterrupted_one(
     uninterrupted = RunFolder(tmp_path / "uninterrupted")
     raw = settings(inputs, ["even_prompts"], **DYNAMIC, prompt_selection="pass_rate", success_reward_threshold=0.5)
     assert small_run.train_here(raw, uninterrupted).kind == "finished"
-    train_with_stops(raw, run, 2, 3)
+    train_with_stops(raw, run, 2)
     assert_same_run(run, uninterrupted)
     saved = [dict(mx.load(str(run.checkpoints / f"{step:06d}/pass_rates.safetensors"))) for step in (1, 4)]
     assert saved[0]["failures"].shape == (8,) and saved[1]["failures"].sum().item() > 0

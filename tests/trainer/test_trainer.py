@@ -171,31 +171,23 @@ def stop_in(run: RunFolder, phase: str, step: int) -> Callable[[dict[str, Any]],
     return echo
 
 
-@pytest.mark.parametrize(
-    ("phase", "last_step"),
-    [
-        ("sampling", 2),
-        pytest.param("scoring", 2, marks=pytest.mark.proof),
-        ("learning", 3),
-        ("evaluating", 3),
-        ("saving", 4),
-    ],
-)
+STOPS = [("sampling", 2, 2), ("scoring", 2, 2), ("learning", 2, 3), ("evaluating", 3, 3), ("saving", 4, 4)]
+"""In which phase a run is asked to stop, after which step, and the step that it stops at."""
+
+
 def test_a_stop_leaves_the_last_finished_step_and_loses_nothing(
-    inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch, phase: str, last_step: int
+    inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stop before the updates of step 3 discards it; after they began, it is finished. An evaluation or save that was
+    """A stop before the updates of a step discards it; after they began, it is finished. An evaluation or save that was
     due is repeated after the resume."""
     monkeypatch.setattr(trainer, "PHASE_EVERY_S", 0)
-    asked_in = {"evaluating": 3, "saving": 4}.get(phase, 2)
-    ending = small_run.train_here(settings(inputs, **WHOLE), run, stop_in(run, phase, asked_in))
-    assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, last_step)
-    assert small_run.steps(run) == list(range(1, last_step + 1)) and completion_steps(run)[-1] == last_step
-    saved = checkpoint.newest(run)
-    assert saved
-    assert (saved.state.step, saved.state.updates, saved.state.cursor) == (last_step, 2 * last_step, 2 * last_step)
-    if phase in ("scoring", "saving"):
-        return  # resumed as after sampling and after step 4's checkpoint, which other cases do
+    for phase, asked_after, last_step in STOPS:
+        ending = small_run.train_here(settings(inputs, **WHOLE), run, stop_in(run, phase, asked_after))
+        assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, last_step), phase
+        assert small_run.steps(run) == list(range(1, last_step + 1)) and completion_steps(run)[-1] == last_step
+        saved = checkpoint.newest(run)
+        assert saved
+        assert (saved.state.step, saved.state.updates, saved.state.cursor) == (last_step, 2 * last_step, 2 * last_step)
     assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished"
     assert_same_run(run, uninterrupted)
 
@@ -204,7 +196,9 @@ def test_a_run_saves_and_evaluates_once_per_epoch(
     inputs: Path, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 6 rows, of which a step takes 4; it is stopped in the evaluation that the first epoch ends with."""
-    raw = settings(inputs, **WHOLE | {"iters": 4, "batch_size": 4, "save_every": -1, "steps_per_eval": -1})
+    raw = settings(
+        inputs, **WHOLE | {"iters": 4, "batch_size": 4, "group_size": 2, "save_every": -1, "steps_per_eval": -1}
+    )
     whole = RunFolder(tmp_path / "whole")
     assert small_run.train_here(raw, whole).kind == "finished"
     assert [event["step"] for event in events(whole, "eval")] == [0, 2, 3, 4]

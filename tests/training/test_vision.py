@@ -24,9 +24,8 @@ from backend.training.algorithms import build_learner
 from backend.training.batch import pack
 from backend.training.policy_forward import PolicyForward
 from backend.types import Completion, Group, Problem
-from tests.support import vision_batch
 from tests.support.small_settings import PLAIN_SGD, SMALL_LORA
-from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, chat, picture, tiny_vision_model
+from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, LAYERS, chat, picture, tiny_vision_model
 from tests.support.vision_reference import MlxVlm
 
 TRL: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "vision_grpo.json").read_text())
@@ -181,16 +180,55 @@ def test_a_chat_sees_pictures_too(opened: Callable[..., Case], family: str) -> N
         assert next_token.setdefault(which, tokens) == tokens
 
 
+RANK, SCALE, BETA, TEMPERATURE = 2, 4.0, 0.04, 0.9
+"""Of the batch whose numbers TRL 1.16's own trainer made (tests/support/trl_vision.py of commit 35de9688)."""
+SHAPES = {
+    "q": (32, 32),
+    "k": (32, 16),
+    "v": (32, 16),
+    "o": (32, 32),
+    "gate": (32, 64),
+    "up": (32, 64),
+    "down": (64, 32),
+}
+
+
+REWARDS = [[1.0, 0.25, 0.0], [0.5, 0.75, 0.125]]
+
+
+def adapters() -> dict[str, np.ndarray]:
+    """Random values of the adapters, B too, by the names that LoRA has here: `model.layers.0.….lora_a` [in, r]."""
+    draw, found = np.random.default_rng(4), {}
+    for layer in range(LAYERS):
+        for name, (inputs, outputs) in SHAPES.items():
+            part = "mlp" if name in ("gate", "up", "down") else "self_attn"
+            path = f"model.layers.{layer}.{part}.{name}_proj"
+            found[f"{path}.lora_a"] = 0.1 * draw.normal(size=(inputs, RANK)).astype(np.float32)
+            found[f"{path}.lora_b"] = 0.1 * draw.normal(size=(RANK, outputs)).astype(np.float32)
+    return found
+
+
+def name_in_peft(name: str) -> str:
+    """Ours → PEFT's, whose arrays are transposed."""
+    path = name.removeprefix("model.").replace("lora_a", "lora_A.weight").replace("lora_b", "lora_B.weight")
+    return f"base_model.model.model.language_model.{path}"
+
+
 def groups_of(policy: Policy, folder: Path) -> list[Group]:
-    """The batch of TRL's numbers."""
-    groups = []
-    rewards = np.array(vision_batch.REWARDS)
-    values, _ = advantages(rewards.reshape(-1, 1), vision_batch.G, scale_rewards="group")
+    """The batch of TRL's numbers: prompts and pictures of unequal sizes; some completions end, some are cut."""
+    first, second = picture(folder / "a.png", 64, 48, 1), picture(folder / "b.png", 32, 64, 2)
+    chats = [chat("What is it?", first), chat("How many boxes are in it? Add the digits.", second)]
+    draw = np.random.default_rng(3)
+    rows = [[draw.integers(3, 288, draw.integers(2, 9)).tolist() for _ in of_prompt] for of_prompt in REWARDS]
+    for row in (rows[0][0], rows[1][2]):
+        row.append(1)
+    values, _ = advantages(np.array(REWARDS).reshape(-1, 1), len(REWARDS[0]), scale_rewards="group")
     each = iter(values.tolist())  # pyright: ignore[reportArgumentType]
-    for i, (messages, rows) in enumerate(zip(vision_batch.chats(folder), vision_batch.completions(), strict=True)):
+    groups = []
+    for i, (messages, of_prompt) in enumerate(zip(chats, rows, strict=True)):
         ids = policy.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         problem = Problem(i, "", messages, ids, "")
-        completions = [Completion(row, [0.0] * len(row), "", "eos", advantage=next(each)) for row in rows]
+        completions = [Completion(row, [0.0] * len(row), "", "eos", advantage=next(each)) for row in of_prompt]
         groups.append(Group(problem, completions, policy.images_of([problem])[0]))
     return groups
 
@@ -199,15 +237,15 @@ def groups_of(policy: Policy, folder: Path) -> list[Group]:
 def test_a_batch_learns_as_in_trl(tmp_path: Path, budget: int) -> None:
     """Advantages, log-probabilities, loss and gradient of TRL 1.16 on the same Qwen3-VL in transformers."""
     folder = tiny_vision_model(tmp_path / "model")
-    loss = {"beta": vision_batch.BETA, "temperature": vision_batch.TEMPERATURE, "epsilon": 0.2, "num_layers": -1}
-    sizes = {"batch_size": 2, "group_size": vision_batch.G, "max_completion_length": 10, "dropout": 0.0}
-    adapters = {"rank": vision_batch.RANK, "scale": vision_batch.SCALE, "sampling_correction": "none"}
-    config = parse({"model": str(folder), "data": "none", "learning_rate": 1.0} | loss | sizes | adapters | PLAIN_SGD)
+    loss = {"beta": BETA, "temperature": TEMPERATURE, "epsilon": 0.2, "num_layers": -1}
+    sizes = {"batch_size": 2, "group_size": len(REWARDS[0]), "max_completion_length": 10, "dropout": 0.0}
+    lora = {"rank": RANK, "scale": SCALE, "sampling_correction": "none"}
+    config = parse({"model": str(folder), "data": "none", "learning_rate": 1.0} | loss | sizes | lora | PLAIN_SGD)
     policy = load_policy(config)
     names = {
         name.removeprefix("language_model."): name for name, _ in tree_flatten(policy.model.trainable_parameters())
     }
-    before = {names[name]: mx.array(x) for name, x in vision_batch.adapters().items()}
+    before = {names[name]: mx.array(x) for name, x in adapters().items()}
     policy.model.update(tree_unflatten(list(before.items())))
     groups = groups_of(policy, tmp_path)
     completions = [completion for group in groups for completion in group.completions]
@@ -218,5 +256,5 @@ def test_a_batch_learns_as_in_trl(tmp_path: Path, budget: int) -> None:
     np.testing.assert_allclose(metrics["loss"], TRL["loss"], atol=2e-4)
     after = dict(tree_flatten(policy.model.trainable_parameters()))
     for name, expected in TRL["gradient"].items():
-        ours = next(names[own] for own in vision_batch.adapters() if vision_batch.name_in_peft(own) == name)
+        ours = next(names[own] for own in adapters() if name_in_peft(own) == name)
         np.testing.assert_allclose(np.array(before[ours] - after[ours]).T, expected, atol=2e-4, err_msg=name)
