@@ -83,8 +83,9 @@ def test_a_resume_in_either_phase_changes_nothing(raw: dict[str, Any], tmp_path:
     assert small_run.same(*(arrays(each.path / "reference.safetensors") for each in saved if each is not None))
 
 
-@pytest.mark.parametrize("targets", ["dataset", "best_of_n"])
-@pytest.mark.parametrize(("threshold", "end"), [(0.0, 1), (2.0, 4)])
+@pytest.mark.parametrize(
+    ("targets", "threshold", "end"), [("dataset", 0.0, 1), ("dataset", 2.0, 4), ("best_of_n", 2.0, 4)]
+)
 def test_the_goal_ends_the_warm_up(
     raw: dict[str, Any], run: RunFolder, targets: str, threshold: float, end: int
 ) -> None:

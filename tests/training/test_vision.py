@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from backend.training.policy_forward import PolicyForward
 from backend.types import Completion, Group, Problem
 from tests.support.small_settings import PLAIN_SGD, SMALL_LORA
 from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, LAYERS, chat, picture, tiny_vision_model
-from tests.support.vision_reference import MlxVlm
 
 TRL: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "vision_grpo.json").read_text())
 TOKENS, G = 4, 2
@@ -34,6 +33,46 @@ CLOSE = 1e-4  # nats
 QUICK = [pytest.param(family, marks=() if family == "qwen3_vl" else pytest.mark.proof) for family in FAMILIES]
 """Where equality with mlx-vlm already says as much."""
 FREE = Sampling()
+
+
+class MlxVlm:
+    """A model folder as mlx-vlm loads it, with its own processor and full forward pass."""
+
+    def __init__(self, folder: Path) -> None:
+        from mlx_vlm.utils import load_model, load_processor  # 2 s
+
+        self.model: Any = load_model(folder)
+        self.processor: Any = load_processor(folder, True, eos_token_ids=1)
+        if hasattr(self.model.config, "pad_token_id"):
+            self.model.config.pad_token_id = -1  # else gemma3 embeds a sampled padding token as 0
+        self.prompts: dict[str, tuple[list[int], dict[str, mx.array]]] = {}
+
+    def prompt(self, messages: list[dict[str, Any]]) -> tuple[list[int], dict[str, mx.array]]:
+        """Ids with the image tokens expanded, and the model's other inputs, of one chat."""
+        from mlx_vlm.utils import prepare_inputs
+
+        if (key := str(messages)) not in self.prompts:
+            images = [part["image"] for message in messages for part in message["content"] if "image" in part]
+            text = self.processor.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            inputs = dict(prepare_inputs(self.processor, images=images, prompts=text))
+            del inputs["attention_mask"]
+            self.prompts[key] = inputs.pop("input_ids")[0].tolist(), inputs
+        return self.prompts[key]
+
+    def logps(self, messages: list[dict[str, Any]], completion: Sequence[int]) -> np.ndarray:
+        """log π of the completion's tokens in one pass over prompt and completion. Without padding: mlx-vlm's Qwen3-VL
+        lets tokens see padding on the left, and its own log-probabilities move by 1 nat."""
+        return np.take_along_axis(self.all_logps(messages, completion), np.array(completion)[:, None], 1)[:, 0]
+
+    def all_logps(self, messages: list[dict[str, Any]], completion: Sequence[int]) -> np.ndarray:
+        """log π [T, V] of every token in place of the completion's."""
+        ids, inputs = self.prompt(messages)
+        tokens: Any = mx.array([ids + list(completion)])
+        found = self.model.get_input_embeddings(tokens, mask=mx.ones_like(tokens), **inputs).to_dict()
+        # In gemma3's own mask every token sees every other; without it mlx-vlm's pass is causal, as in decoding.
+        found.pop("attention_mask_4d", None)
+        logits = self.model.language_model(tokens, **found).logits[0].astype(mx.float32)[len(ids) - 1 : -1]
+        return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
 
 
 @dataclass
