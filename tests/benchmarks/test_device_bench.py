@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backend.bench import device, report
-from backend.bench.device import DeviceBench, ModelBench, Scale, Task, scale_for, tasks
+from backend.bench.device import DeviceBench, ModelBench, Scale, Task, tasks
 from backend.utils.errors import UserError
 from backend.utils.places import project_root
 from tests.support.verbs import call, run_ok
@@ -24,19 +24,6 @@ RECORDED = next((project_root() / "docs" / "devices").glob("*.json"))
 
 def task(measure: str = "gap", precision: str = "float32") -> Task:
     return Task(MICRO, precision, measure, group_size=4, prompt=6, completion=12, most_rounds=1)
-
-
-@pytest.mark.parametrize("scale", [scale_for(True, False), scale_for(False, False), scale_for(False, True)])
-def test_every_model_is_measured_in_every_way(scale: Scale) -> None:
-    planned = tasks(scale)
-    assert len({str(task) for task in planned}) == len(planned)
-    every = [(name, size, on) for name in scale.precisions for size in scale.group_sizes for on in (True, False)]
-    for shape in scale.shapes:
-        own = [task for task in planned if task.shape == shape]
-        sampled = {(task.precision, task.group_size, task.filters) for task in own if task.measure == "sampling"}
-        assert sampled == set(every) and {task.measure for task in own} == {"sampling", "learning", "gap", "prefill"}
-    first = planned[: 4 * len(scale.shapes) * len(scale.precisions)]
-    assert {task.model_name for task in first} == {task.model_name for task in planned}
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,8 +264,7 @@ def test_times_are_divided_by_the_speed_and_it_is_marked_as_a_replay(tmp_path: P
     assert any(event.get("sentence", "").startswith("A replay of the run healthy-grpo") for event in played)
 
 
-@pytest.mark.parametrize("asks", ["SIGTERM", "the word stop"])
-def test_it_holds_the_lock_and_obeys_a_stop(tmp_path: Path, asks: str) -> None:
+def test_it_holds_the_lock_and_obeys_a_stop(tmp_path: Path) -> None:
     source = recorded(tmp_path)
     verb = ["replay", str(source.path), "--speed", "0.001", "--runs-dir", str(tmp_path)]
     program = [sys.executable, "-m", "backend", *verb]
@@ -275,7 +274,7 @@ def test_it_holds_the_lock_and_obeys_a_stop(tmp_path: Path, asks: str) -> None:
     while not folder.has_event_log:
         time.sleep(0.01)
     assert folder.is_locked()
-    process.send_signal(signal.SIGTERM) if asks == "SIGTERM" else folder.say("stop")
+    process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 3 and not folder.is_locked()
     assert list(read_events(folder.events))[-1]["kind"] == "stopped"
 

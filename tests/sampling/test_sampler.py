@@ -11,7 +11,7 @@ import pytest
 
 from backend.engine.device import on_gpu
 from backend.sampling import sampler
-from backend.sampling.sampler import GREEDY, Sampling, keyed_uniforms, sample_tokens
+from backend.sampling.sampler import GREEDY, Sampling, sample_tokens
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support.cases import cases
 
@@ -147,16 +147,6 @@ def test_greedy_takes_the_likeliest_and_reports_temperature_one(choices: str, mo
     tokens, logps = sampled(values, GREEDY, 10)
     assert set(tokens.tolist()) == {int(values.argmax())}
     np.testing.assert_allclose(logps, values.max() - np.log(np.exp(values).sum()), atol=1e-6)
-
-
-def test_uniforms_depend_on_the_seed_and_the_key_only() -> None:
-    together = keyed_uniforms(7, [(0, 0), (0, 1), (1, 0), (1, 1)], 50)
-    assert together.dtype == np.float32 and together.shape == (4, 50)
-    assert (together >= 0).all() and (together < 1).all()
-    np.testing.assert_array_equal(keyed_uniforms(7, [(1, 0)], 50)[0], together[2])
-    np.testing.assert_array_equal(keyed_uniforms(7, [(1, 1), (0, 0)], 50), together[[3, 0]])
-    np.testing.assert_array_equal(keyed_uniforms(7, [(0, 1)], 20)[0], together[1, :20])  # whatever the count
-    assert not np.array_equal(keyed_uniforms(8, [(0, 0)], 50)[0], together[0])
 
 
 SAMPLINGS = [

@@ -222,13 +222,6 @@ def test_normalize_then_sum_skips_missing_scores_and_ignores_scale_rewards() -> 
     assert actual[0] == actual[1] == actual[2]
 
 
-def test_an_unscored_completion_counts_in_no_mean_and_gets_advantage_0() -> None:
-    # As a 0 it would have pulled the mean down to 2/3 and got an advantage of its own.
-    actual, metrics = advantages([[1.0], [None], [1.0]], 3, names=["acc"], scale_rewards="none")
-    assert actual.tolist() == [0, 0, 0]
-    assert metrics["reward"] == metrics["rewards/acc/mean"] == 1
-
-
 scores = st.one_of(st.none(), st.floats(-5, 5, width=16))
 batches = st.integers(1, 3).flatmap(
     lambda k: st.lists(st.lists(scores, min_size=k, max_size=k), min_size=4, max_size=4 * 4).map(
