@@ -155,7 +155,7 @@ class Endpoint:
 
         session = request.path_params.get("session", "")
         if self._recorder is None or not session:
-            prompt = rendered()
+            prompt = await asyncio.to_thread(rendered)  # megabytes take seconds, in which others are answered
         else:
             prompt = self._recorder.prompt(session, model.name, messages, tools, model.turn_format, rendered)
         return await self._answer(request, Asked(asked, model, [prompt], tools, messages, session))
@@ -164,13 +164,16 @@ class Endpoint:
         asked = await _body(request, api.TextRequest)
         model, given = self._model(asked.model), asked.prompt
         several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
-        encode = model.policy.tokenizer.encode
-        prompts = [encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in several]
+        tokenizer, session = model.policy.tokenizer, request.path_params.get("session", "")
+
+        def encoded() -> list[list[int]]:
+            return [tokenizer.encode(each) if isinstance(each, str) else list(each) for each in several]
+
+        prompts = await asyncio.to_thread(encoded)
         vocabulary = model.policy.split_model.vocab_size
         if not prompts or any(not prompt or not 0 <= min(prompt) <= max(prompt) < vocabulary for prompt in prompts):
             raise RequestError(400, "A prompt is empty, or has ids that the model does not know.", "prompt")
-        messages = [{"role": "user", "content": model.policy.tokenizer.decode(prompts[0])}]
-        session = request.path_params.get("session", "")
+        messages = [{"role": "user", "content": tokenizer.decode(prompts[0])}] if session else []
         return await self._answer(request, Asked(asked, model, prompts, [], messages, session))
 
     def _model(self, name: str) -> ServedModel:
