@@ -307,8 +307,9 @@ def run_weights(run: RunFolder, config: Config, checkpoint: str = "") -> Trained
     if is_full and not checkpoint:
         # Complete by itself: the base is needed only for its tokenizer files, and to compare with. With a tokenizer of
         # the user's choice the run's model has that one's files already.
-        tokenizer = run.model if config.tokenizer or base is None else base
-        return TrainedWeights(run.model, config.model, tokenizer=tokenizer, untrained=base)
+        own = bool(config.tokenizer)
+        tokenizer = run.model if own or base is None else base
+        return TrainedWeights(run.model, config.model, tokenizer=tokenizer, untrained=base, has_own_tokenizer=own)
     if base is None:
         raise UserError("model", f"The base model {config.model} is not on this disk any more, and an export needs it.")
     adapters = None if is_full else AdapterFiles(arrays, run.adapters / "adapter_config.json")

@@ -28,19 +28,20 @@ from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
 
 from backend.export.exports import Progress
 from backend.export.trained_weights import TrainedWeights
-from backend.export.writer import KEPT_FILES, SAFETENSORS_TYPES, Done, counter, write_safetensors
+from backend.export.writer import SAFETENSORS_TYPES, Done, counter, kept_files, write_safetensors
 from backend.models import hub
 from backend.models.adapters import array_names
 from backend.models.architectures import mlx_lm_settings
 from backend.models.inventory import is_incomplete
 from backend.models.loading import loading, model_classes
 from backend.models.model_folder import header_of
+from backend.models.tokenizers import load_tokenizer, with_end_tokens
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder, own_file, split_revision
 
 FURTHEST = 3  # model cards to follow to the original
-COPIED = (*KEPT_FILES, "config.json", "*.safetensors.index.json", "LICENSE*", "*processor*.json")
-"""Files of the original to copy unchanged."""
+COPIED = ("config.json", "*.safetensors.index.json", "LICENSE*", "*processor*.json")
+"""Files of the original to copy unchanged, beside those of the tokenizer."""
 LARGEST = 1 << 24  # largest exact integer in float32
 
 Shape = tuple[int, ...]
@@ -123,10 +124,10 @@ def trained_on_original(trained: TrainedWeights, fetch: Fetch | None = None) -> 
         gone = f"The base model {trained.name} is not on this disk any more"
         raise UserError("model", f"{gone}, and its weights are needed.")
     original = find_original(trained.untrained, trained.name, fetch)
-    if trained.adapters is None:
-        return replace(trained, untrained=original.folder, name=original.name), original
     folder = original.folder
-    return TrainedWeights(folder, original.name, folder, adapters=trained.adapters, untrained=folder), original
+    tokenizer = trained.tokenizer if trained.has_own_tokenizer else folder
+    trained = replace(trained, name=original.name, tokenizer=tokenizer, untrained=folder)
+    return trained if trained.adapters is None else replace(trained, base=folder, quantization="none"), original
 
 
 def read_original(folder: Path, name: str) -> OriginalFiles:
@@ -392,9 +393,12 @@ def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, don
     to.mkdir(parents=True)
     for file, tensors in original.files.items():
         write_safetensors(to / file, {name: arrays.pop(name) for name in tensors}, written, metadata={"format": "pt"})
-    for pattern in COPIED:
-        for file in original.folder.glob(pattern):
-            shutil.copyfile(own_file(file, original.folder, "model"), to / file.name)
+    copied = [own_file(file, original.folder, "model") for pattern in COPIED for file in original.folder.glob(pattern)]
+    for file in [*copied, *kept_files(trained.tokenizer)]:
+        shutil.copyfile(file, to / file.name)
+    if trained.has_own_tokenizer:
+        config = with_end_tokens(original.config, load_tokenizer(trained.tokenizer))
+        (to / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def merged_arrays(trained: TrainedWeights, original: OriginalFiles) -> dict[str, mx.array]:

@@ -25,7 +25,7 @@ from backend.trainer.run_inputs import read_inputs
 from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.adapters import save_adapters
-from tests.support.random_models import tiny_model
+from tests.support.random_models import START, tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
 from tests.support.verbs import refused, run_ok
 
@@ -74,6 +74,21 @@ def test_merged_weights_have_the_trained_logits_and_their_layout(tmp_path: Path,
         name: (x.shape, x.dtype) for name, x in after.items()
     }
     assert (path / "config.json").read_bytes() == (base / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("train_type", ["lora", "full"])
+def test_a_tokenizer_of_the_runs_own_goes_along(tmp_path: Path, train_type: str) -> None:
+    base, own = (tiny_model(tmp_path / name, "qwen3") for name in ("base", "own"))
+    settings = json.loads((own / "tokenizer_config.json").read_text())
+    template = settings["chat_template"].replace("assistant", "model")
+    (own / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template, "eos_token": START}))
+    (own / "generation_config.json").unlink()
+    write_run(tmp_path / "run", base, train_type, tokenizer=str(own))
+    path = export(RunFolder(tmp_path / "run"), "original").path
+    assert json.loads((path / "tokenizer_config.json").read_text())["chat_template"] == template
+    assert json.loads((path / "config.json").read_text())["eos_token_id"] == [2]
+    path = export(RunFolder(tmp_path / "run"), "gguf-f16", overwrite=True).path
+    assert f'PARAMETER stop """{START}"""' in (path / "Modelfile").read_text()
 
 
 def test_experts_are_merged_into_their_own_tensors_in_their_own_files(tmp_path: Path) -> None:
