@@ -482,16 +482,11 @@ class PageStack(QStackedWidget):
         shown = self.currentWidget()
         if widget is None or shown is None:
             return
-
-        def is_here(each: QWidget) -> bool:
-            return each.isEnabled() and each.isVisible() and shown.isAncestorOf(each)
-
-        is_left = not shown.isAncestorOf(widget) and widget.window() is self.window()
-        if is_left and old is not None and shown.isAncestorOf(old) and not is_here(old):
-            near: Any = old.previousInFocusChain()
-            while near is not old and not (near.focusPolicy() and is_here(near)):
-                near = near.previousInFocusChain()
-            return near.setFocus(Qt.FocusReason.OtherFocusReason)
+        has_left = widget.window() is self.window() and not shown.isAncestorOf(widget)
+        if has_left and old is not None and shown.isAncestorOf(old) and not (old.isEnabled() and old.isVisible()):
+            # Nothing between the two takes it. PySide makes the owner of a widget of what previousInFocusChain returns.
+            self.window().focusPreviousChild()
+            return
         page = next((page for page in self.pages.values() if page.isAncestorOf(widget)), None)
         if page is None or page is self.currentWidget():
             self._focused = widget

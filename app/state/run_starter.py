@@ -13,7 +13,7 @@ from app.state.processes import start_detached
 from app.state.run_summary import count_text
 from backend.config import config
 from backend.runs.events import check_format
-from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
+from backend.runs.run_folder import RunFolder, all_runs, default_run_name, make_run_folder
 from backend.runs.run_names import name_of, new_label
 from backend.runs.run_record import change_notes
 from backend.runs.steering import run_config
@@ -38,7 +38,7 @@ class RunStarter:
     def start(self) -> None:
         session = self._session
         session.messages.withdraw(START)
-        if self._is_busy() or not self._is_ready():
+        if self.is_busy() or not self._is_ready():
             return
         with problems_to(self._say_of_form):
             folder = make_folder(session.draft.config(), session.draft.as_yaml())
@@ -75,7 +75,7 @@ class RunStarter:
     def resume(self, folder: RunFolder, *options: str) -> None:
         session = self._session
         session.messages.withdraw(START)
-        if not folder.is_remote and self._is_busy():
+        if not folder.is_remote and self.is_busy():
             return
         with problems_to(self._say):
             if not self._may_continue(folder, contacts_hosts="--hosts" not in options):  # the user has chosen those
@@ -115,16 +115,17 @@ class RunStarter:
     def _say_of_form(self, text: str) -> None:
         self._say(text, self._session.while_form_stays())
 
-    def _is_busy(self) -> bool:
-        session = self._session
+    def is_busy(self) -> bool:
+        """A run or a sweep trains here already, whoever started it; the window says so."""
+        session, advice = self._session, "first, or let it finish; a run can wait in the queue."
         if session.is_training:
-            text = "One run at a time: stop the present run first, let it finish, or add this one to the queue."
-            self._say(text, lambda: session.is_training)
+            self._say(f"One run at a time: stop the present run {advice}", lambda: session.is_training)
             return True
-        if (sweep := live_sweep()) is not None:
-            text = f"The sweep {sweep.name} is training: stop it on Sweeps first, or let it finish."
-            self._say(text, sweep.is_locked)
-        return sweep is not None
+        other = live_sweep() or next((run for run in all_runs() if run.is_locked() and not run.is_remote), None)
+        if other is not None:
+            name = name_of(other) if isinstance(other, RunFolder) else f"The sweep {other.name}"
+            self._say(f"{name} is training: stop it {advice}", other.is_locked)
+        return other is not None
 
     def _is_ready(self) -> bool:
         draft = self._session.draft

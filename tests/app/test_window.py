@@ -32,6 +32,7 @@ from backend.config import first_choices
 from backend.runs.run_folder import make_run_folder
 from backend.utils import places
 from tests.support import made_up_runs
+from tests.support.trainer_by_hand import locked
 from tests.support.windows import PatientQtBot, drop
 
 
@@ -134,6 +135,16 @@ def test_run_starts_with_the_form(session: Session, started):
     assert session.run.folder.path == folder.path and pages == ["monitor"]
     session.close_run()
     assert session.run is None
+
+
+def test_no_run_is_started_beside_one_that_a_terminal_or_the_sweeps_page_has_started(session: Session, started):
+    session.restore()
+    (other := make_run_folder("other")).config.write_text("model: a\n")
+    with locked(other):
+        session.starter.start()
+        assert not started and session.messages.current.sentence.startswith("other is training: stop it first")
+    session.starter.start()
+    assert len(started) == 1
 
 
 def test_a_runs_folder_that_cannot_be_created_is_one_sentence(session: Session, told, tmp_path: Path, monkeypatch):

@@ -71,7 +71,6 @@ BY_TRAINING = "so runs are ranked and stopped by training reward: its mean over 
 NO_ROWS, NO_EVALUATION = f"The data has no held-out rows, {BY_TRAINING}", f"Eval is 0, {BY_TRAINING}"
 VIEWS = {"table": "Table", "parallel": "Parallel coordinates"}
 RANKS = {"held_out": "Held-out reward", "training": "Training reward"}
-ONE_TRAINING = "One training at a time: stop the present one first, or let it finish."
 NOTHING = (
     "No sweep yet. A sweep trains the present form with several values of a few settings, and shows which are best on "
     "held-out prompts."
@@ -242,7 +241,9 @@ class SweepsPage(QWidget):
         self.compare_button = button("Compare the runs", self.compare, tip="Their curves on the same charts")
         self.use_button = button("Use its settings", self.use_settings, tip="In the form")
         tip = "A new run that continues from its last step, to twice the length"
-        self.clone_button = button("Continue training the winner", self.sweeps.clone_winner, tip=tip)
+        self.clone_button = button(
+            "Continue training the winner", lambda: session.starter.is_busy() or self.sweeps.clone_winner(), tip=tip
+        )
         self.resume_button = button("Resume", self._resume)
         self.stop_button = button("Stop", self.sweeps.stop, tip="Save every run and end; it can be resumed")
 
@@ -383,9 +384,9 @@ class SweepsPage(QWidget):
         self._show_plan()
         if self.plan is None or not self.start_button.isEnabled():
             return
-        if self.session.is_training or self.sweeps.is_live:
-            self.session.message.emit(ONE_TRAINING)
-        elif not self.session.consent.obtain(*self.plan.every_settings()):
+        if self.session.starter.is_busy() or self.sweeps.is_live:
+            return
+        if not self.session.consent.obtain(*self.plan.every_settings()):
             self.session.message.emit(DECLINED)
         elif self.sweeps.start(self.plan):
             self.name.setText(free_name(self.plan.name))
@@ -459,11 +460,11 @@ class SweepsPage(QWidget):
     def _resume(self) -> None:
         folder, say = self.sweeps.folder, self.session.message.emit
         with problems_to(say):
-            if self.session.is_training:
-                say(ONE_TRAINING)
-            elif folder is not None and self.session.consent.obtain(*settings_of_runs(folder), base=folder.path):
+            if folder is None or self.session.starter.is_busy():
+                return
+            if self.session.consent.obtain(*settings_of_runs(folder), base=folder.path):
                 self.sweeps.resume()
-            elif folder is not None:
+            else:
                 say(DECLINED)
 
 
