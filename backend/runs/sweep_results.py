@@ -126,9 +126,9 @@ class ConfigurationResult:
 
     @property
     def sd(self) -> float | None:
-        """Standard deviation over seeds, with n − 1; None for one seed."""
+        """Standard deviation over seeds, with n − 1; None for one seed, or without a mean."""
         values = [run.value for run in self.runs if run.value is not None]
-        return statistics.stdev(values) if len(values) == len(self.runs) > 1 else None
+        return statistics.stdev(values) if self.value is not None and len(values) > 1 else None
 
     @property
     def step(self) -> int:

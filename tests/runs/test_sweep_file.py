@@ -187,6 +187,7 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     # Mean 1.5, 2, none (a seed has no value), none (a seed failed).
     assert [each.number for each in again.ranked] == [2, 1, 3, 4]
     assert again.ranked[0].value == 2.0 and again.ranked[0].sd == pytest.approx(0.5**0.5)
+    assert [each.sd for each in again.ranked[2:]] == [None, None]
     assert again.completions == 80 and again.winner is None
     again.state = "finished"
     assert again.winner is again.ranked[0] and again.best_run(again.winner) is again.ranked[0].runs[0]
