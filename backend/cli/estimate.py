@@ -15,6 +15,7 @@ from backend.cli.training import hosts_setting, read_settings
 from backend.config.config import Config, parse
 from backend.config.model_and_data_names import model_source
 from backend.distributed.hosts_file import read_hosts
+from backend.rewards.catalogue import read_call
 from backend.runs.saved_weights import with_adapter
 from backend.trainer.memory.estimate import PARTS, estimate_run, format_bytes, machines_note
 from backend.trainer.memory.model_shape import shape_of
@@ -41,6 +42,8 @@ def estimate(
     settings = parse(with_adapter(read_settings(config, changes)[0] | hosts_setting(hosts)))
     if settings.hosts:
         read_hosts(settings.hosts)
+    for entry in settings.reward_functions:
+        read_call(entry)  # else a model that it should name would not count
     model_source(settings.model, "model")
     folder = local_folder(settings.model)
     shape = shape_of(folder) if folder is not None else None

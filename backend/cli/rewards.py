@@ -56,10 +56,11 @@ def list_rewards(
 def score_rewards(
     config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
     completions: Annotated[Path, typer.Option(help="Rows {prompt, completion, answer, type?}, or completions.jsonl.")],
+    changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
     """Score given completions with the config's reward functions and weights; prints the verdict on stderr."""
-    settings = _scoring_settings(config)
+    settings = _scoring_settings(config, changes)
     groups = merge_consecutive(read_groups(completions))
     _print_scores(score_all(groups, settings, prints=not as_json), as_json, groups)
 
@@ -156,12 +157,14 @@ def examine_judges(
         tell_json({"judges": found})
 
 
-def _scoring_settings(config: Path) -> Config:
-    raw, keys = read(config), keys_used_by("rewards", "scoring")
+def _scoring_settings(config: Path, changes: Sequence[str] | None = None) -> Config:
+    from backend.cli.training import parse_changes
+
+    raw, changed, keys = read(config), parse_changes(changes or []), keys_used_by("rewards", "scoring")
     # Only the settings of rewards matter. A misspelt key is in no table: all that begin with "reward" count.
-    if found := [each for each in problems(raw) if each.setting in keys or each.setting.startswith("reward")]:
+    if found := [each for each in problems(raw | changed) if each.setting in keys or each.setting.startswith("reward")]:
         raise UserError(found)
-    used = {key: value for key, value in read_file(raw).values.items() if key in keys}
+    used = {key: value for key, value in read_file(raw, changed).values.items() if key in keys}
     return parse({"model": "-", "data": "-", **used})
 
 

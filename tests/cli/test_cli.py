@@ -215,6 +215,9 @@ def test_score_prints_scores_and_weighted_rewards(bench: Callable[..., list[obje
     output = run_ok(*bench("shout", "silent", reward_weights=[2.0, 1.0], temperature=0), "--json").stdout.splitlines()
     rows = [{"scores": {"shout": score, "silent": None}, "reward": 2 * score} for score in (1.0, 0.0)]
     assert json.loads(output[-1]) == {"rows": rows}
+    changed = ("--set", "reward_weights=[2.0, 1.0]", "--set", "temperature=0", "--json")
+    assert run_ok(*bench("shout", "silent"), *changed).stdout.splitlines()[-1] == output[-1]
+    assert "no setting reward_wights" in refused(*bench("shout"), "--set", "reward_wights=1")
     assert run_ok(*bench("shout", "silent")).stdout == "1  shout 1  silent –\n0  shout 0  silent –\n"
     silent = run_ok(*bench("silent"))
     assert silent.stdout == "–  silent –\n–  silent –\n" and silent.stderr.startswith("nothing to say\n")

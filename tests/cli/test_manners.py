@@ -335,6 +335,13 @@ def test_only_preferences_are_deleted_and_only_with_yes_and_without_a_window(hom
     assert "nothing to delete" in call(*remove, "--yes").stdout
 
 
+def test_an_estimate_needs_rewards_that_can_be_read() -> None:
+    """A judge that the run loads would not count."""
+    changes = ("--set", "reward_functions=judge(url=local, model=../x)", "--set", "reward_weights=[1]")
+    said = refused("estimate", demo_config(), *changes)
+    assert "reward_functions: The reward function judge(url=local, model=../x) cannot be read" in said
+
+
 def test_an_estimate_for_several_machines_says_whose_memory_it_is(tmp_path: Path) -> None:
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2))
