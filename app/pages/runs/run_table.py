@@ -43,7 +43,7 @@ WIDTHS = {
     "flag": 34,
 }
 """Kind of a field → the first width of its column, in pixels."""
-OWN_WIDTHS = {NAME: 176, "reward": 112, "held_out": 112, "state": 74, "model": 150, "note": 200}
+OWN_WIDTHS = {NAME: 164, "reward": 99, "held_out": 99, "state": 74, "model": 150, "note": 200}
 WRITERS: dict[str, Callable[[Any], str]] = {
     "change": signed,
     "duration": duration,
