@@ -69,8 +69,8 @@ def summary(run: RunFolder) -> Summary:
         clock.take(event)
     started = starts[-1] if starts else {}
     iterations, waits = settings.get("iters"), bool(starts) and locked and events[-1].get("phase") == "waiting"
-    # A clone's event log begins with its parent's; a change of the length is newer than the start.
-    if started and (ending or {}).get("reason") != "cloned" and "iters" not in _changed(run):
+    # Not the parent's start, where a clone's own is in the middle; and a change of the length is newer than the start.
+    if started and started["t"] >= born and "iters" not in _changed(run):
         iterations = started.get("iterations")
     machines = m if isinstance(m := started.get("machines"), list) else []
     names = [machine.get("machine") for machine in machines if isinstance(machine, dict)]

@@ -4,7 +4,9 @@ refused."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,11 @@ from backend.runs.checkpoint import arrays_of, examine
 from backend.runs.clone import clone
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder, all_runs
-from backend.runs.run_record import Parent, read_parent
+from backend.runs.run_record import Parent, read_parent, write_parent
 from backend.runs.steering import Change, write_changes
 from backend.trainer.run_process import train
 from backend.utils.errors import UserError
-from tests.support import small_run
+from tests.support import made_up_runs, small_run
 from tests.support.small_run import numbers, rows, same, trained
 
 SETTINGS: dict[str, Any] = (
@@ -109,6 +111,16 @@ def test_a_full_fine_tuned_run_is_cloned_too(parent: RunFolder, tmp_path: Path) 
     source = next(each for each in checkpoint.all_checkpoints(full) if each.state.step == 2)
     assert same(small_run.arrays(begun.weights_file), small_run.arrays(source.weights_file))
     continued(cold)
+
+
+def test_the_length_of_a_clone_is_not_its_parents(tmp_path: Path) -> None:
+    """A clone of 64 steps whose start is in the middle of its event log, which is not read, had done “64 of 32”."""
+    run = made_up_runs.make_run(tmp_path / "run", steps=3, total=3, ending="finished")
+    assert summary(run).iterations == 3
+    run.config.write_text("model: a\niters: 6\n")
+    write_parent(run, Parent("parent", tmp_path / "parent", 3, True, {"iters": (3, 6)}))
+    os.utime(run.parent, (time.time() + 60,) * 2)
+    assert summary(run).iterations == 6
 
 
 def test_what_was_changed_is_used_kept_and_marked(parent: RunFolder, tmp_path: Path) -> None:
