@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QApplication
 
 from app import theme
 from app.pages.train.reward_panel import RewardPanel
+from app.pages.train.train_page import TrainPage
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.prefs import Prefs
@@ -20,17 +21,22 @@ from app.window import Window
 from backend.runs.run_folder import RunFolder
 from tests.support.windows import PatientQtBot, ServiceByHand
 
+START = Service._start
+
+
+@pytest.fixture(scope="package", autouse=True)
+def silent_helper() -> Iterator[None]:
+    """Questions are taken and never answered, unless the test asks for `helper`; nor are those of a window that waits
+    to be deleted between two tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Service, "_start", lambda service: setattr(service, "_process", None))
+        yield
+
 
 @pytest.fixture
-def helper() -> None:
+def helper(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that waits for answers of the window's helper process, which takes a second to start."""
-
-
-@pytest.fixture(autouse=True)
-def silent_helper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Questions are taken and never answered, unless the test asks for `helper`."""
-    if "helper" not in request.fixturenames:
-        monkeypatch.setattr(Service, "_start", lambda service: setattr(service, "_process", None) or True)
+    monkeypatch.setattr(Service, "_start", START)
 
 
 @pytest.fixture
@@ -71,6 +77,23 @@ def window(session: Session, qtbot) -> Window:
     window = Window(session)
     qtbot.addWidget(window, before_close_func=lambda window: window.session.close_run())
     return window
+
+
+@pytest.fixture(scope="module")
+def train_page(qapp: QApplication, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainPage]:
+    """The Train page for all tests of a file: to build one takes longer than what most of them do with it."""
+    theme.apply(qapp, "light")
+    session = Session(Prefs(tmp_path_factory.mktemp("train") / "prefs"))
+    session.service = ServiceByHand()  # pyright: ignore
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.pages.train.train_page.SETTLE_MS", 0)  # problems are shown once the event loop turns
+        page = TrainPage(session)
+    page.build_all()
+    page.resize(1100, 760)
+    page.show()
+    yield page
+    page.close()
+    page.deleteLater()
 
 
 @pytest.fixture

@@ -3,21 +3,18 @@ toggles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import groupby
 
 import pytest
 from PySide6.QtWidgets import QApplication
 
 from app.pages.train.train_page import TrainPage
-from app.state.prefs import Prefs
-from app.state.processes import Service
-from app.state.session import Session
 from app.widgets.form.setting_search import matching_settings
 from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, dump, parse
 from backend.config.setting import DOCUMENTED
 from backend.rewards.catalogue import builtin_rewards
+from tests.support.windows import ServiceByHand
 
 
 def pairs(text: str) -> dict[str, str]:
@@ -47,25 +44,13 @@ Default Token Importance: importance_sampling_level""")
 """What else is searched for: our own former labels, headings, and those of the app itself."""
 
 
-@pytest.fixture(scope="module")
-def only_page(qapp: QApplication, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainPage]:
-    """One page for all tests, which change nothing but the form: to build one takes most of a second."""
-    page = TrainPage(Session(Prefs(tmp_path_factory.mktemp("prefs") / "prefs")))
-    page.build_all()
-    page.resize(1400, 760)
-    page.show()
-    yield page
-    page.close()
-    page.deleteLater()
-
-
 @pytest.fixture
-def page(only_page: TrainPage) -> TrainPage:
+def page(train_page: TrainPage) -> TrainPage:
     """The page with every setting at its default, and all of them on show."""
-    only_page.draft.reset()
-    only_page.density.choose("all")
+    train_page.draft.reset()
+    train_page.density.choose("all")
     QApplication.processEvents()
-    return only_page
+    return train_page
 
 
 def test_blocks_are_titled_as_documented() -> None:
@@ -158,15 +143,15 @@ def test_groups_by_keyboard(page: TrainPage) -> None:
         assert QApplication.focusWidget() is page.form.fields[key].control
 
 
-def test_the_documented_dataset_is_one_click_away(page: TrainPage, monkeypatch) -> None:
-    offer, asked = page.default_dataset, []
-    monkeypatch.setattr(Service, "ask", lambda _service, *what, **request: asked.append((what, request)))
+def test_the_documented_dataset_is_one_click_away(page: TrainPage) -> None:
+    offer, service = page.default_dataset, page.session.service
+    assert isinstance(service, ServiceByHand)
     assert offer.isVisible() and first_choices.DATASET in offer.text() and "2,000" in offer.text()
     offer.click()
     assert page.draft.value("data") == first_choices.DATASET and not offer.isVisible()
-    (_, answered), request = next(call for call in asked if call[0][0] == "hub_files")
-    assert request["id"] == first_choices.DATASET and request["repo_type"] == "dataset"
-    answered({"total": 12_300_000})
+    asked = service.last("hub_files")
+    assert asked.arguments == {"id": first_choices.DATASET, "repo_type": "dataset"}
+    asked.answer({"total": 12_300_000})
     note = page.form.fields["data"]._note
     said = note.text().replace("\u202f", " ").replace("\u00a0", " ")
     assert said == "Not on this machine: 12.3 MB will be downloaded when the run starts."

@@ -15,8 +15,6 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel
 
-from app import theme
-from app.pages.train import train_page
 from app.pages.train.form import ESSENTIAL
 from app.pages.train.reward_panel import LABEL, USE, WEIGHT
 from app.pages.train.train_page import TrainPage
@@ -53,33 +51,15 @@ NOT_TYPED |= {"tools_file", "tools", "environment", "mcp_servers", "teacher_mode
 FILLED = filled_form(*NOT_TYPED)
 
 
-@pytest.fixture(scope="module")
-def only_page(qapp: QApplication, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainPage]:
-    """One page for all tests: to build one takes longer than what most of them do with it."""
-    theme.apply(qapp, "light")
-    folder = tmp_path_factory.mktemp("form")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_page, "SETTLE_MS", 0)  # problems are shown once the event loop turns, not after a pause
-        session = Session(Prefs(folder / "prefs"))
-        session.service = ServiceByHand()  # pyright: ignore
-        page = TrainPage(session)
-    page.build_all()
-    page.resize(1100, 760)
-    page.show()
-    yield page
-    page.close()
-    page.deleteLater()
-
-
 @pytest.fixture
-def page(qtbot, only_page: TrainPage) -> Iterator[TrainPage]:
+def page(qtbot, train_page: TrainPage) -> Iterator[TrainPage]:
     """The page with the essentials, every setting at its default."""
-    only_page.draft.reset()
-    only_page.density.choose("essentials")
-    with qtbot.waitActive(only_page):
-        only_page.activateWindow()
-    yield only_page
-    only_page.session.close_run()
+    train_page.draft.reset()
+    train_page.density.choose("essentials")
+    with qtbot.waitActive(train_page):
+        train_page.activateWindow()
+    yield train_page
+    train_page.session.close_run()
 
 
 def fill(field: fields.Field, value: object) -> None:

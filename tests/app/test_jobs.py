@@ -68,8 +68,11 @@ def show_job(tmp_path: Path, window: Window, *, ending: str | None = None) -> Ru
 
 
 def poll(window: Window) -> None:
-    assert window.session.run is not None
-    window.session.run.poll()
+    run = window.session.run
+    assert run is not None
+    run.poll()
+    while not run.has_caught_up:
+        run.poll()
     if "monitor" in window.pages:
         window.pages["monitor"]._refresh()
 
@@ -168,6 +171,7 @@ def test_machine_stays_free_while_a_job_trains(qtbot, window: Window, tmp_path: 
         assert monitor.job.text() == "On Hugging Face: a100-large, at most 2.5 h and $6.25, paid by a-lab"
         assert not window.session.is_training and live_run() is None and training_run() is None
         assert window.session.reattach() and window.session.launched is None
+        poll(window)
         window.session.stop_training()
         assert not folder.control.exists(), "closing the window leaves it alone"
         window.menus["stop"].trigger()
