@@ -325,7 +325,7 @@ class Run(QObject):
         self.control = RunControl(folder)
         self.data = RunState()  # another object after `restarted`
         self.index = CompletionIndex(folder.completions)
-        self.state: State = "reading"
+        self.state: State = "starting" if folder.is_locked() else "reading"
         self.has_caught_up = False  # the last poll reached the end of the event log
         self.start_progress: StartProgress | None = None  # of a live run before its first event
         self.silence = ""  # “No sign of life for 5 min.”

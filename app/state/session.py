@@ -288,9 +288,7 @@ class Session(QObject):
     def is_training(self) -> bool:
         """A run of this session is alive on this machine, or the queue is about to start one."""
         run = self.run
-        is_known = run is not None and (
-            run.state != "reading" or self.is_launched(run.folder) or run.folder.is_locked()
-        )
+        is_known = run is not None and (run.state != "reading" or self.is_launched(run.folder))
         is_shown = run is not None and is_known and run.is_live and not run.folder.is_remote
         return is_shown or self._live_folder() is not None or ("queue" in vars(self) and self.queue.is_active)
 

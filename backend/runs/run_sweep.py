@@ -238,7 +238,7 @@ class Sweep:
         if not failed:
             reason = self.commands.stop_reason
             self._stop_all(reason)
-            return Ending("stopped", 0, f"The sweep was stopped because {reason}; every run is saved.", 3)
+            return Ending("stopped", 0, f"Stopped because {reason}; every run is saved.", 3)
         for trainer in filter(None, (run.trainer for run in self.members.values())):
             trainer.save_without_gpu()  # the GPU may be useless to this process
         if failed[0].kind == RESTART:
