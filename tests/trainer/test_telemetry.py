@@ -137,18 +137,12 @@ CLIPPING |= {"temperature": 0.9}
 
 
 def trained(folder: Path, name: str, **changes: Any) -> RunFolder:
-    run = RunFolder(folder / "runs" / name)
-    small_run.train_here(small_run.settings_for(folder, **CLIPPING | small_run.low_half(folder) | changes), run)
-    return run
+    raw = small_run.settings_for(folder, **CLIPPING | small_run.low_half(folder) | changes)
+    return small_run.trained(raw, RunFolder(folder / "runs" / name))
 
 
 def completions(run: RunFolder, step: int) -> list[dict[str, Any]]:
     return [completion for row in small_run.rows(run) if row["step"] == step for completion in row["completions"]]
-
-
-def metric(run: RunFolder, step: int, name: str) -> float:
-    lines = [event for event in read_events(run.events) if event["kind"] == "step" and event["step"] == step]
-    return lines[0]["metrics"][name]
 
 
 @pytest.fixture(scope="module")
@@ -169,11 +163,11 @@ def test_recording_changes_no_weight_and_no_other_part_of_a_row(runs: tuple[RunF
 
 
 def test_the_numbers_are_those_of_the_loss(runs: tuple[RunFolder, RunFolder]) -> None:
-    run = runs[1]
+    run, (_, metrics) = runs[1], small_run.metrics(runs[1])
     data = [row["token_data"] for row in completions(run, 2)]
     clipped = [x for tokens in data for x in tokens["clipped"]]
     # A step's metric is the mean over its two updates, and in the first nothing is clipped: the ratio is exactly 1.
-    assert 0 < sum(clipped) / len(clipped) == pytest.approx(2 * metric(run, 2, "clip_ratio_total"), rel=1e-6)
+    assert 0 < sum(clipped) / len(clipped) == pytest.approx(2 * metrics["clip_ratio_total"], rel=1e-6)
     # The sampler's policy is that of the first update, so π_θ / π_old is the ratio of the two log-probabilities.
     for tokens in data:
         ratios = np.exp(np.array(tokens["learned_logp"]) - np.array(tokens["logp"]))
