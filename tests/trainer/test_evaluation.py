@@ -242,7 +242,6 @@ class Sampled:
     def sample(self, problems: Sequence[Problem], group_size: int, *_: Any) -> list[Group]:
         *_, poll, _ = _
         self.log.append(f"sample {problems[0].index}")
-        time.sleep(0.02)
         poll(1)
         made = [[Completion([1], [0.0], str(each.index), "eos") for _ in range(group_size)] for each in problems]
         return list(map(Group, problems, made))
@@ -253,16 +252,18 @@ def held_out(score: Any, log: list[str], **more: Any) -> dict[str, float]:
     return evaluation_metrics(groups, ["r"], [1.0])
 
 
-def scorer(log: list[str], seconds: float = 0.05) -> Any:
-    """Scores a completion by its problem's number."""
+def scorer(log: list[str], *, waits: bool = False) -> Any:
+    """Scores a completion by its problem's number; `waits`: until the next batch is sampled."""
 
     def score(groups: list[Group], poll: Any) -> None:
-        log.append(f"score {groups[0].problem.index}")
-        time.sleep(seconds)
+        number, until = groups[0].problem.index, time.monotonic() + 10
+        log.append(f"score {number}")
+        while waits and number < 6 and f"sample {number + 2}" not in log and time.monotonic() < until:
+            time.sleep(0.001)
         for completion in (completion for group in groups for completion in group.completions):
             completion.scores = {"r": float(completion.text)}
             completion.reward = float(completion.text)
-        log.append(f"scored {groups[0].problem.index}")
+        log.append(f"scored {number}")
 
     return score
 
@@ -294,7 +295,7 @@ def test_a_stop_waits_for_no_reward_function() -> None:
 
 def test_scoring_overlaps_with_sampling_the_next_batch_and_changes_no_number() -> None:
     overlapped, sequential = [], []
-    fast = held_out(scorer(overlapped), overlapped)
+    fast = held_out(scorer(overlapped, waits=True), overlapped)
     assert fast == held_out(scorer(sequential), sequential, overlap_scoring=False) and fast["reward"] == 3
     assert sequential == [f"{call} {n}" for n in (0, 2, 4, 6) for call in ("sample", "score", "scored")]
     calls = [line for line in overlapped if line.startswith("sco")]
