@@ -22,14 +22,10 @@ RECORDED = next((project_root() / "docs" / "devices").glob("*.json"))
 """A file of an earlier version, with measures that are no longer taken."""
 
 
-def task(measure: str = "gap", precision: str = "float32") -> Task:
-    return Task(MICRO, precision, measure, group_size=4, prompt=6, completion=12, most_rounds=1)
-
-
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "machine_bytes", lambda *_: 10_000)
     with pytest.raises(UserError, match=r"GB|MB"):
-        ModelBench(tmp_path).measure(task(), 1.0)
+        ModelBench(tmp_path).measure(Task(MICRO, "float32", "gap", group_size=4, prompt=6, completion=12), 1.0)
 
 
 def test_a_whole_tiny_bench(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_hosts_that_cannot_be_used_are_refused_before_anything_begins(raw: dict[
     require_one_machine(parse(raw), "A sweep")
 
 
-def test_an_ending_is_written_once_and_never_into_a_run_that_trains(raw: dict[str, Any], tmp_path: Path) -> None:
+def test_an_ending_is_written_once_and_never_into_a_run_that_trains(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
     lock = hold_lock(run)

@@ -33,11 +33,11 @@ def sliced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return widths
 
 
-def factors(before: tuple[int, ...], size: str, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array]:
+def factors(before: tuple[int, ...], size: str) -> tuple[mx.array, mx.array]:
     inner, outer = SIZES[size]
     rng = np.random.default_rng(0)
     shapes = ((*before, inner), (outer, inner))
-    x, weight = (mx.array(rng.normal(size=shape), mx.float32).astype(dtype) for shape in shapes)
+    x, weight = (mx.array(rng.normal(size=shape), mx.float32) for shape in shapes)
     return x, weight
 
 

@@ -18,8 +18,6 @@ from tests.support import metal_shim
 needs_a_compiler = pytest.mark.skipif(metal_shim.COMPILER is None, reason="no g++ compiles the kernels' bodies")
 needs_metal = pytest.mark.skipif(not has_metal(), reason="there is no Metal")
 
-DTYPES = [mx.float32, mx.bfloat16, mx.float16]
-
 
 @pytest.fixture(
     params=[pytest.param(False, marks=needs_a_compiler, id="C++"), pytest.param(True, marks=needs_metal, id="Metal")]

@@ -109,13 +109,12 @@ def test_invalid_lines_and_unknown_kinds_are_skipped(path: Path) -> None:
     assert steps(follower.read()) == [3] and not follower.restarted
 
 
-def event_log_of(path: Path, count: int, *, t0: float = 0.0) -> list[int]:
-    """An event log of `count` steps, and its size after each; `t0` makes two of them differ in nothing but their
-    times."""
+def event_log_of(path: Path, count: int) -> list[int]:
+    """An event log of `count` steps, and its size after each."""
     sizes = []
     with path.open("ab") as file:
         for number in range(count):
-            file.write(line(v=1, seq=number, t=t0 + number, kind="step", step=number))
+            file.write(line(v=1, seq=number, t=float(number), kind="step", step=number))
             sizes.append(file.tell())
     return sizes
 

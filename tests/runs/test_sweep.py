@@ -52,10 +52,10 @@ def base(folder: Path, **changes: Any) -> dict[str, Any]:
     return small_run.settings_for(folder, **whole | small_run.low_half(folder) | changes)
 
 
-def sweep_of(folder: Path, over: dict[str, Any], *, runs: str = "swept", **more: Any) -> tuple[SweepPlan, SweepFolder]:
+def sweep_of(folder: Path, over: dict[str, Any], **more: Any) -> tuple[SweepPlan, SweepFolder]:
     """A sweep whose folders are made."""
     plan = parse_sweep({"name": "s", "base": base(folder), "over": over, "round_steps": 2} | more)
-    made = make_sweep(plan, folder / runs)
+    made = make_sweep(plan, folder / "swept")
     make_runs(plan, made)
     return plan, made
 

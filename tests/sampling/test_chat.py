@@ -250,9 +250,9 @@ def sequence_of(models: Path) -> Callable[[str], CachedSequence]:
     return lambda arch: CachedSequence(*loaded(arch))
 
 
-def take(sequence: CachedSequence, prompt: list[int], count: int, sampling: Sampling = GREEDY) -> list[int]:
+def take(sequence: CachedSequence, prompt: list[int], count: int) -> list[int]:
     """The first `count` of up to 40 tokens."""
-    steps = sequence.generate(prompt, sampling, np.linspace(0.01, 0.99, 40, dtype=np.float32))
+    steps = sequence.generate(prompt, GREEDY, np.linspace(0.01, 0.99, 40, dtype=np.float32))
     return [next(steps).token for _ in range(count)]
 
 

@@ -125,7 +125,7 @@ def test_a_stop_string_ends_a_completion_only_where_the_grammar_is_satisfied(pol
         assert re.fullmatch(grammar.source, completion.text) and completion.text.endswith("1;")
 
 
-def test_a_place_that_no_token_continues_counts_as_cut_off_and_is_told(tmp_path: Path) -> None:
+def test_a_place_that_no_token_continues_counts_as_cut_off_and_is_told() -> None:
     """The tokenizer of sums has no x: the end of sequence is all that is left after 1."""
     compiled = CompiledGrammar(Grammar("regex", "1x|1[23]y"), make_tokenizer(), [3], 32)
     held, index = GrammarState(compiled), np.array([4])

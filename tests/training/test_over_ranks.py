@@ -70,15 +70,15 @@ def random_groups(seed: int, *, taught: bool = False) -> list[Group]:
 Learned = tuple[dict[str, np.ndarray], list[dict[str, float]], list[float | None], dict[int, Any]]
 
 
-def learned(config: Config, ranks: Collectives = ALONE, speeds: list[float] | None = None, steps: int = 2) -> Learned:
+def learned(config: Config, ranks: Collectives = ALONE, speeds: list[float] | None = None) -> Learned:
     """Weights and the reference's, metrics of each step, the entropy bonus, and the records of tokens."""
     policy = load_policy(config)
     load_teacher(policy, config)
-    learner = build_learner(policy, config, steps)
+    learner = build_learner(policy, config, 2)
     learner.forward.ranks, learner.forward.speeds = ranks, speeds or []
     metrics = [
         learner.learn(pack(groups, pad_id=policy.pad_id, mask_truncated_completions=True))
-        for groups in (random_groups(seed, taught=bool(config.distillation_weight)) for seed in range(steps))
+        for groups in (random_groups(seed, taught=bool(config.distillation_weight)) for seed in range(2))
     ]
     metrics.append(learner.held_out_metrics(pack(random_groups(9), pad_id=policy.pad_id)))
     arrays = policy.trainable()

@@ -61,10 +61,10 @@ def largest_difference(first: dict[str, np.ndarray], second: dict[str, np.ndarra
     return max(float(np.abs(x - second[name]).max()) for name, x in first.items())
 
 
-def perturb(policy: Policy, amount: float = 0.1) -> None:
+def perturb(policy: Policy) -> None:
     """Add noise to the adapters, which start at zero."""
     mx.random.seed(1)
-    policy.assign({name: x + amount * mx.random.normal(x.shape) for name, x in policy.trainable().items()})
+    policy.assign({name: x + 0.1 * mx.random.normal(x.shape) for name, x in policy.trainable().items()})
     mx.eval(policy.model.parameters())
 
 

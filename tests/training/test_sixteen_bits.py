@@ -28,39 +28,27 @@ from tests.support.random_models import tiny_model
 PROMPT = 12
 
 
-def deep_policy(
-    folder: Path,
-    hidden: int,
-    *,
-    layers: int = 8,
-    bits: int | None = None,
-    noise: float = 0.08,
-    seed: int = 1,
-    **settings: Any,
-) -> Policy:
-    """Layers of Qwen3's shape with adapters of this noise, drawn by `seed`, on every projection."""
+def deep_policy(folder: Path, hidden: int, *, layers: int = 8, **settings: Any) -> Policy:
+    """Layers of Qwen3's shape with noisy adapters on every projection."""
     own = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": hidden // 4, "intermediate_size": 3 * hidden}
-    path = folder / f"{hidden}-{layers}-{bits}"
+    path = folder / f"{hidden}-{layers}"
     if not path.exists():
-        tiny_model(path, hidden=hidden, layers=layers, dtype="bfloat16", bits=bits, own=own)
+        tiny_model(path, hidden=hidden, layers=layers, dtype="bfloat16", own=own)
     policy = load_policy(parse({"model": str(path), "data": "none", "num_layers": -1, "beta": 0} | settings))
-    if bits is None:
-        table = policy.model.model.embed_tokens  # pyright: ignore
-        table.weight = (1.5 * table.weight).astype(table.weight.dtype)
-    mx.random.seed(seed)
-    policy.model.update(tree_map(lambda x: x + noise * mx.random.normal(x.shape), policy.model.trainable_parameters()))
+    table = policy.model.model.embed_tokens  # pyright: ignore
+    table.weight = (1.5 * table.weight).astype(table.weight.dtype)
+    mx.random.seed(1)
+    policy.model.update(tree_map(lambda x: x + 0.08 * mx.random.normal(x.shape), policy.model.trainable_parameters()))
     policy.model.eval()
     return policy
 
 
-def sampled_groups(
-    policy: Policy, tokens: int, prompts: int = 3, G: int = 2, sampling: Sampling | None = None
-) -> list[Group]:
+def sampled_groups(policy: Policy, tokens: int, prompts: int = 3, sampling: Sampling | None = None) -> list[Group]:
     """Completions of full length of random prompts, advantages 1 and −1 in turns."""
     draw = np.random.default_rng(0)
     problems = [Problem(i, "", [], draw.integers(60, 320, PROMPT).tolist(), "") for i in range(prompts)]
     policy.eos_ids = [-1]  # no id, so no completion ends early
-    groups = Sampler(policy, tokens).sample(problems, G, sampling or Sampling(), 0, 0)
+    groups = Sampler(policy, tokens).sample(problems, 2, sampling or Sampling(), 0, 0)
     for group in groups:
         for g, completion in enumerate(group.completions):
             completion.advantage = 1.0 if g % 2 == 0 else -1.0
