@@ -41,8 +41,6 @@ from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
 from tests.support import small_run
 
-ROOT = Path(__file__).parents[3]
-
 
 class Bench:
     """A run folder, and how its stand-in ranks are launched."""
@@ -54,7 +52,6 @@ class Bench:
         self.program = folder / "rank"
         self.program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m tests.support.standin_rank "$@"\n')
         self.program.chmod(0o755)
-        monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
         monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
 

@@ -154,18 +154,11 @@ def sentencepiece_like() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokens, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
-def byte_level(folder: Path) -> Any:
-    from mlx_lm.utils import load_tokenizer
-
-    random_models.tiny_tokenizer(folder)
-    return load_tokenizer(folder)
-
-
 @pytest.mark.parametrize("kind", ["byte level", "sentencepiece", "characters"])
 def test_masks_lead_to_valid_text_with_every_kind_of_tokenizer(tmp_path: Path, kind: str) -> None:
     """A uniform choice of the allowed tokens, decoded as completions are."""
-    made = {"sentencepiece": sentencepiece_like, "characters": make_tokenizer}
-    tokenizer = byte_level(tmp_path) if kind == "byte level" else made[kind]()
+    made = {"byte level": lambda: load_tokenizer(tiny_tokenizer(tmp_path))}
+    tokenizer = (made | {"sentencepiece": sentencepiece_like, "characters": make_tokenizer})[kind]()
     grammar = Grammar("regex", r"<answer>\d{2}\+1=\d</answer>") if kind == "characters" else JSON
     eos, size = [tokenizer.eos_token_id], len(tokenizer) + 40  # logits may have more entries than the tokenizer
     compiled, rng = CompiledGrammar(grammar, tokenizer, eos, size), np.random.default_rng(0)

@@ -61,10 +61,6 @@ def _solution(n: int) -> str:
     return rf"$\dfrac{{{n}}}{{{n + 1}}}$" if n % 4 else "Yes"
 
 
-# Preset → the answer of the training row whose prompt has this number first, as it is compared with
-ANSWER_OF = {"gsm8k": _number, "deepmath": _solution}
-
-
 def _parquet(rows: Sequence[dict[str, Any]]) -> bytes:
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), file)

@@ -186,16 +186,13 @@ def test_findings_propose_values_that_the_settings_take() -> None:
     assert any(episode.settings for episode in episodes)
 
 
-def health(event_log: EventLog) -> list[Event]:
-    return [event for event in read_events(event_log.path) if event["kind"] == "health"]
-
-
 def test_a_finding_is_reported_when_it_begins_and_when_it_is_over(tmp_path: Path) -> None:
     event_log = EventLog(tmp_path / "events.jsonl")
     report_health(event_log, {}, read_events(event_log.path))
     for event in [*run(WINDOW + 5, kl=1.0), *run(3, 15), *run(7, 18, kl=1.0), *run(20, 25)]:
         event_log.write("step", step=event["step"], metrics=event["metrics"])
-    begun, over = health(event_log)  # three good steps in between are one finding, not two
+    begun, over = (event for event in read_events(event_log.path) if event["kind"] == "health")
+    # Three good steps in between are one finding, not two.
     assert (begun["code"], begun["step"], begun["metric"], begun["threshold"]) == ("drifting", WINDOW, "kl", 0.5)
     assert over["code"] == "drifting" and over["until"] == over["step"] - QUIET
     (episode,) = reported([begun, over])

@@ -43,10 +43,10 @@ def deep_policy(folder: Path, hidden: int, *, layers: int = 8, **settings: Any) 
     return policy
 
 
-def sampled_groups(policy: Policy, tokens: int, prompts: int = 3, sampling: Sampling | None = None) -> list[Group]:
+def sampled_groups(policy: Policy, tokens: int, sampling: Sampling | None = None) -> list[Group]:
     """Completions of full length of random prompts, advantages 1 and −1 in turns."""
     draw = np.random.default_rng(0)
-    problems = [Problem(i, "", [], draw.integers(60, 320, PROMPT).tolist(), "") for i in range(prompts)]
+    problems = [Problem(i, "", [], draw.integers(60, 320, PROMPT).tolist(), "") for i in range(3)]
     policy.eos_ids = [-1]  # no id, so no completion ends early
     groups = Sampler(policy, tokens).sample(problems, 2, sampling or Sampling(), 0, 0)
     for group in groups:
