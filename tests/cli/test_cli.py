@@ -77,8 +77,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (_reward("r1_acuracy_reward_func"), "function r1_acuracy_reward_func; the nearest is r1_accuracy_reward_func, and"),
     ({"reward_functions_file": "BROKEN/mine.py"}, "a syntax error on line 2"),
     ({"reward_functions_file": "/nowhere/mine.py"}, "There is no file /nowhere/mine.py."),
-    ({"temperature": 0}, "temperature: Temp must be above 0, not 0."),
-    ({"temprature": 1}, "temprature: There is no setting temprature. Did you mean temperature?"),
 ]
 
 

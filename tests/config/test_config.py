@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from backend.config.config import SECTIONS, SETTINGS, dump, load, needs_reference, parse, problems, read, resolve_paths
@@ -443,11 +443,15 @@ def given_values_of(about: Setting) -> st.SearchStrategy[Any]:
     return values_of(about) | st.just("") if about.optional else values_of(about)
 
 
-SOME = st.fixed_dictionaries({}, optional={key: given_values_of(about) for key, about in SETTINGS.items()})
+SOME = st.sets(st.sampled_from([*SETTINGS]), max_size=40).flatmap(
+    lambda keys: st.fixed_dictionaries({key: given_values_of(SETTINGS[key]) for key in sorted(keys)})
+)
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=SOME)
+@example(raw={"system_prompt": "next\x85line"})
+@example(raw={"sampling_correction_max": ""})
 def test_dumped_settings_load_to_the_same_settings(raw: dict[str, Any], tmp_path: Path) -> None:
     while faults := problems(SOUND | raw):  # contradicting values: drop those that have a fault
         wrong = {fault.setting for fault in faults} & raw.keys() or {next(iter(raw))}  # the other may be a default

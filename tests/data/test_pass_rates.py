@@ -259,8 +259,8 @@ def test_a_large_dataset_is_drawn_from_all_of_its_rows(monkeypatch: pytest.Monke
 
 
 @pytest.mark.alone
-def test_ten_thousand_prompts_take_about_a_second() -> None:
-    prompts = [text(45) for _ in range(10_000)]
+def test_five_thousand_prompts_take_half_a_second() -> None:
+    prompts = [text(45) for _ in range(5_000)]
     began = time.process_time()
     of = variety(prompts)
-    assert of.rows == 10_000 and time.process_time() - began < 2.5, "0.6 s where the machine is idle"
+    assert of.rows == 5_000 and time.process_time() - began < 1.25, "0.3 s where the machine is idle"

@@ -307,8 +307,9 @@ def adapted(config: Config) -> set[str]:
     return {name.split("layers.")[1].split(".", 1)[1] if "layers." in name else name for name in names}
 
 
-@pytest.mark.parametrize("train_type", ["lora", "dora"])
-@pytest.mark.parametrize("keys", [["self_attn.v_proj", "lm_head"], ["mlp.up_proj", "model.embed_tokens"]], ids=str)
+@pytest.mark.parametrize(
+    ("train_type", "keys"), [("dora", ["self_attn.v_proj", "lm_head"]), ("lora", ["mlp.up_proj", "model.embed_tokens"])]
+)
 def test_only_the_named_layers_train(models: Path, tmp_path: Path, train_type: str, keys: list[str]) -> None:
     config = config_of(models, lora_keys=keys, train_type=train_type, learning_rate=1e-2)
     assert adapted(config) == set(keys)

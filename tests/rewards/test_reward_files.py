@@ -318,7 +318,6 @@ def test_a_function_that_indexes_messages_gets_messages_of_text_rows_too(write, 
     ("body", "words"),
     [
         ("return [1.0]", "f of trl_file.py, line 3, returned 1 score for 2 completions."),
-        ("return [1.0, 'x']", "f of trl_file.py, line 3, returned 'x' (str) as a score, which is not a number, on"),
         ("return [x.y for x in completions]", "raised AttributeError: 'str' object has no attribute 'y' (trl_file.py"),
         ("log_extra('c', [1]); return [0, 0]", "line 3, logged 1 values in the column c for 2 completions."),
         ("log_extra('c', 'ab'); return [0, 0]", "raised TypeError: log_extra takes a list of values, one a completion"),
@@ -326,11 +325,10 @@ def test_a_function_that_indexes_messages_gets_messages_of_text_rows_too(write, 
         ("log_metric('m', float('nan')); return [0, 0]", "log_metric takes a finite number, and m is nan (trl_file"),
         ("log_metric('reward', 1); return [0, 0]", "reward is a metric of the trainer; log yours under another name"),
         ("log_metric('rewards/x/mean', 1); return [0, 0]", "rewards/x/mean is a metric of the trainer"),
-        ("while True: pass", "f of trl_file.py, line 3, was still running after 0.3 s (reward_timeout)."),
     ],
 )
 def test_a_failure_names_file_and_line(write, tmp_path: Path, body: str, words: str) -> None:
-    write(f"import time\n\ndef f(completions, log_extra, log_metric, **kwargs):\n    {body}\n", "trl_file.py")
+    write(f"\n\ndef f(completions, log_extra, log_metric, **kwargs):\n    {body}\n", "trl_file.py")
     with pytest.raises(RewardError) as caught:
         score([make_group("a", "b")], resolve(["trl_file.py::f"], base=tmp_path), [1.0], 0.3)
     (fault,) = caught.value.faults
