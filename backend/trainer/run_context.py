@@ -464,7 +464,7 @@ def step_parts(
     learner, rollout = (engine or Engine()).build(policy, config, scoring.steps, *limits)
     rollout.tools = Tools.of(config, tools, policy.tokenizer)
     exact_rollout = None
-    if config.rollout_quantization != "none":
+    if config.rollout_quantization != "none" and not config.learns_labels:  # which samples for evaluations alone
         exact_rollout, sampled = rollout, QuantizedRollouts(policy, config)
         rollout = Sampler(sampled, config.max_completion_length, stop=config.stop, tools=rollout.tools, **limits[1])
     rollout.speculation = speculation_of(config, policy, rollout, note)

@@ -20,6 +20,7 @@ from backend.trainer.preflight import check
 from backend.trainer.run_context import keep_best, load_context
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
+from tests.support.random_models import tiny_model
 from tests.support.small_run import arrays, metrics, notes, settings_for
 
 WARM = {
@@ -184,6 +185,13 @@ def test_the_learner_of_the_warm_up_takes_its_memory_with_it(raw: dict[str, Any]
     after = mx.get_active_memory()
     context.close()
     assert state > 100_000 and during - after > 0.9 * state
+
+
+def test_no_quantised_copy_is_made_where_labels_are_learned(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "model", hidden=64, layers=1)
+    context = load_context(parse(labelled(tmp_path, train_mode="sft", rollout_quantization="8")), lambda sentence: None)
+    assert context.exact_rollout is None
+    context.close()
 
 
 def labelled_group() -> Group:

@@ -190,7 +190,7 @@ class MemoryModel:
             "reference": reference,
             "teacher": self.teacher.weights() if self.teacher else 0,
             "draft model": self.draft.weights() if self.draft else 0,
-            "rollout weights": self._packed(self.config.rollout_quantization),
+            "rollout weights": 0 if self.config.learns_labels else self._packed(self.config.rollout_quantization),
             "vision": vision,
             "reward models": sum(scorer.weights() for scorer, _ in self.scorers),
         }
