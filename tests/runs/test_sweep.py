@@ -129,6 +129,32 @@ def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, An
     assert 0.8 * 2 * own < after[-1] - after[0] < 2 * 2 * own
 
 
+@pytest.mark.proof
+def test_halving_gives_up_the_runs_of_the_weaker_configurations(tmp_path: Path) -> None:
+    over = {"learning_rate": [1e-6, 1e-2, 1e-3, 1e-5]}
+    settings = base(tmp_path, iters=6)
+    plan, folder = sweep_of(tmp_path, over, base=settings, seeds=[0, 1], halving={"first_rung": 2, "keep": 0.5})
+    told: list[str] = []
+    ending, results = train(plan, folder, echo=lambda results: told.append(results.state))
+    assert ending.exit_code == 0, ending.sentence
+    assert [(rung.step, len(rung.kept)) for rung in results.rungs] == [(2, 2), (4, 1)]
+    assert results.winner is not None and results.rungs[-1].kept == [results.winner.number]
+    states = sorted(each.state for each in results.configurations)
+    assert states == ["finished", "given up", "given up", "given up"]
+    for each in results.configurations:
+        steps = {small_run.steps(folder.run(run.run))[-1] for run in each.runs}
+        assert steps == {each.step} and len(each.runs) == 2
+        last = list(read_events(folder.run(each.runs[0].run).events))[-1]
+        assert last["kind"] == ("finished" if each is results.winner else "stopped")
+        assert each is results.winner or f"Stopped at step {each.step}" in last["sentence"]
+        assert each.completions == 2 * (each.step * 8 + (each.step // 2 + 1) * 8)  # 2 × 4 a step, 2 × 4 an evaluation
+    first: dict[int, float] = {}
+    for each in results.configurations:
+        evals = [event for run in each.runs for event in small_run.events(folder.run(run.run), "eval")]
+        first[each.number] = np.mean([event["metrics"]["reward"] for event in evals if event["step"] == 2])
+    assert set(results.rungs[0].kept) == set(sorted(first, key=first.__getitem__)[2:])
+
+
 @pytest.mark.parametrize("held_out", [True, False])
 def test_the_best_learning_rate_wins_with_and_without_held_out_rows(held_out: bool, tmp_path: Path) -> None:
     """As the verb runs it: by held-out reward, else by the training reward, which it says before it starts."""
@@ -148,6 +174,15 @@ def test_the_best_learning_rate_wins_with_and_without_held_out_rows(held_out: bo
     if not held_out:
         steps = small_run.events(RunFolder(tmp_path / "runs" / won.run), "step")
         assert won.value == pytest.approx(np.mean([event["metrics"]["reward"] for event in steps[-1:]]))
+
+
+def test_a_rung_without_a_metric_stops_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sweep_module, "measured", lambda *_: None)
+    plan, folder = sweep_of(tmp_path, TWO, halving={"first_rung": 2, "keep": 0.5})
+    _, results = train(plan, folder)
+    assert [each.state for each in results.configurations] == [
+        "finished"
+    ] * 2 and "No run was stopped" in results.notes[-1]
 
 
 @pytest.fixture
