@@ -40,11 +40,8 @@ def ask(prompt: str = "Hello", call: QuestionCall | None = None, **more: Any) ->
     return reports
 
 
-def test_loading_says_what_there_is(loaded: dict[str, Any]):
-    assert loaded["sides"] == ["base", "tuned"] and loaded["notes"] == [] and loaded["bytes"] > 10_000
-
-
 def test_text_comes_in_pieces_and_ends_with_all_of_it(loaded: dict[str, Any]):
+    assert loaded["sides"] == ["base", "tuned"] and loaded["notes"] == [] and loaded["bytes"] > 10_000
     reports = ask()
     answers = {report["side"]: report for report in reports if "side" in report}
     assert list(answers) == ["base", "tuned"] or list(answers) == ["tuned", "base"]
