@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import yaml
@@ -24,6 +25,7 @@ from backend.config.updates import OWN
 from backend.export.exports import ExportFormat
 from backend.export.originals import card_of
 from backend.export.privacy import public_name, public_settings, public_text
+from backend.export.writer import reads_images
 from backend.rewards.catalogue import canonical_entry, metric_name
 from backend.runs.archive import WorkClock, first_and_last_means
 from backend.runs.completion_rows import CompletionRow, GroupRow, parse_group_row
@@ -77,6 +79,7 @@ class CardFacts:
     base: str  # a Hugging Face id, or a bare folder name
     dataset: str
     format: ExportFormat
+    reads_images: bool
     config: Config  # settings at that step
     settings: str  # `config` as YAML without local paths
     step: int | None  # step of these weights
@@ -126,6 +129,7 @@ def read_facts(
         base=split_revision(base)[0],
         dataset=split_revision(public_name(config.data))[0],
         format=format_,
+        reads_images=_writes_images(config.model, format_),
         config=config,
         settings=yaml.safe_dump(public_settings(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True),
         step=step,
@@ -145,6 +149,11 @@ def read_facts(
         device=f"{device} ({'GPU' if 'gpu' in str(started.get('device', '')) else 'CPU'})",
         versions={name: version for name, version in versions.items() if name != "platform"},
     )
+
+
+def _writes_images(model: str, format_: ExportFormat) -> bool:
+    is_kept = format_.names == "original" or find_spec("mlx_vlm") is not None
+    return is_kept and (folder := local_folder(model)) is not None and reads_images(folder)
 
 
 def _rewards(config: Config, steps: list[Event], step: int | None) -> Iterator[tuple[str, list[RewardEnds]]]:
@@ -293,7 +302,7 @@ def model_card(facts: CardFacts) -> str:
     base = {"base_model": facts.base, "base_model_relation": relation} if is_hub_id(facts.base) else {}
     metadata = ModelCardData(
         library_name=facts.library,
-        pipeline_tag="text-generation",
+        pipeline_tag="image-text-to-text" if facts.reads_images else "text-generation",
         tags=[*TAGS[facts.library], *method, *adapters, "grpo-studio"],
         datasets=[facts.dataset] if is_hub_id(facts.dataset) else None,
         **facts.licence,  # pyright: ignore[reportArgumentType]

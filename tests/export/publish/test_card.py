@@ -22,6 +22,7 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.evaluation.evaluation_rows import write_evaluation
 from backend.utils.errors import UserError
 from tests.support import made_up_evaluations, made_up_runs, small_run
+from tests.support.vision_models import tiny_vision_model
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +152,15 @@ def test_a_run_without_rewards_claims_neither_them_nor_grpo(home: Path) -> None:
     assert "GRPO" not in text and "reward" not in text.lower() and "fine-tuned with SFT on" in text
     assert "| Steps × rows | 3 × 1 |" in text and "![Training curves by step](curves.png)" in text
     assert {"sft", "lora"} <= set(settings_of(card)["tags"])  # type: ignore[call-overload]
+
+
+def test_a_vision_model_is_loaded_as_one(run: RunFolder, home: Path) -> None:
+    made_up_runs.make_run(run.path, model=str(tiny_vision_model(home / "models" / "sees")))
+    mlx, original, peft = (facts(run, key) for key in ("full", "original", "peft"))
+    assert settings_of(model_card(mlx))["pipeline_tag"] == "image-text-to-text"
+    assert "mlx_vlm.generate --model someone/sums --image" in model_card(mlx) and "mlx_lm" not in model_card(mlx)
+    for found in (original, peft):
+        assert "AutoModelForImageTextToText" in model_card(found) and "CausalLM" not in model_card(found)
 
 
 def test_text_of_others_stays_text_in_the_card(run: RunFolder):
