@@ -191,5 +191,5 @@ def import_settings(
         save_as(target, imported.text)
         tell(f"{quote(source)} is a file for {imported.program.name}; written to {quote(target)}.")
     if imported.missing:
-        tell_error("Still to be given before it can be trained:")
+        tell_error("Give or check these before training:")
         print_problems(UserError(imported.missing))

@@ -88,8 +88,7 @@ def resume(
 ) -> None:
     """Resume from the newest complete checkpoint, or start over without one; let a paused run go on.
 
-    --set iters=N extends a finished run. --step goes back to an earlier checkpoint; to keep both, clone the run at that
-    step. Also resumes sweeps.
+    --set iters=N extends a finished run. --step goes back to a checkpoint; a clone keeps both. Also resumes sweeps.
     """
     if find_sweep(run, runs_dir) is not None:
         if hosts or changes or step is not None:

@@ -216,12 +216,12 @@ def _others(sample: Sample) -> Iterator[Finding]:
         yield Finding("single", sentence, "Give two or more completions for a prompt.", "note")
     same = [scores for scores in sample.functions if len(scores.known) > 1 and scores.is_constant and scores.known[0]]
     if same:
-        gives = "give every completion the same: they add"
+        gives, asks = "give every completion the same: they add", "they ask"
         if len(same) == 1:
-            gives = f"gives {same[0].known[0]:.3g} to every completion: it adds"
+            gives, asks = f"gives {same[0].known[0]:.3g} to every completion: it adds", "it asks"
         sentence = f"{_listed([scores.label for scores in same])} {gives} nothing to the advantage."
         code = f"constant {' '.join(scores.name for scores in same)}"
-        yield Finding(code, sentence, "What it asks for may be learnt already, or too easy.", "note")
+        yield Finding(code, sentence, f"What {asks} for may be learnt already, or too easy.", "note")
     # Nearly all of the weighted spread within groups.
     spreads = {scores.label: abs(scores.weight) * sum(sample.spread_of(scores)) for scores in sample.working}
     moving = [label for label, spread in spreads.items() if spread > SAME_REWARD]

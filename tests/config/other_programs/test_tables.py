@@ -297,7 +297,7 @@ def test_what_cannot_be_imported_is_a_sentence_and_writes_nothing(text: str, say
 def test_what_a_script_names_and_its_arguments_do_not_is_still_to_be_given(tmp_path: Path) -> None:
     (tmp_path / "args.yaml").write_text("num_generations: 8\n")
     title, *missing = run_ok("import", tmp_path / "args.yaml").stderr.splitlines()
-    assert title == "Still to be given before it can be trained:"
+    assert title == "Give or check these before training:"
     assert [line.split(":")[0] for line in missing] == ["model", "data", "reward_functions"]
 
 
