@@ -37,6 +37,7 @@ from backend.models.adapters import attach_adapters
 from backend.models.policy import Policy
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
+from backend.trainer.evaluation.evaluation_rows import free_name
 from backend.trainer.machine import gpu_error
 from backend.trainer.memory.estimate import GB, estimate_run
 from backend.trainer.memory.model_shape import shape_of
@@ -357,7 +358,8 @@ def this_machine() -> dict[str, Any]:
 
 @dataclass(slots=True)
 class DeviceBench:
-    """Measures the tasks of a scale in `minutes`, and writes device-<chip>-<date>.json into `folder` after each."""
+    """Measures the tasks of a scale in `minutes`, and writes device-<chip>-<date>.json into `folder` after each, with
+    a number where that is there."""
 
     scale: Scale
     minutes: float
@@ -366,10 +368,11 @@ class DeviceBench:
     outcomes: list[dict[str, Any]] = field(default_factory=list)
     ended: str = "interrupted"
 
-    @property
-    def path(self) -> Path:
-        chip = re.sub(r"[^a-z0-9]+", "-", self.machine["chip"].lower()).strip("-")
-        return self.folder / f"device-{chip}-{date.today().isoformat()}.json"
+    path: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        name = f"device-{self.machine['chip'].lower()}-{date.today().isoformat()}"
+        self.path = self.folder / f"{free_name(self.folder, name)}.json"
 
     def run(self) -> Iterator[tuple[Task, dict[str, Any] | None]]:
         """Yields (task, None) before a task and (task, its outcome) after it, until the time is up."""

@@ -54,6 +54,7 @@ def test_an_error_costs_one_task_and_names_no_path(tmp_path: Path, monkeypatch: 
 def test_the_time_limit_ends_the_bench(tmp_path: Path) -> None:
     bench = DeviceBench(MICRO_SCALE, 0.0, tmp_path)
     assert list(bench.run()) == [] and report.read(bench.path)["ended"] == "out of time"
+    assert DeviceBench(MICRO_SCALE, 0.0, tmp_path).path != bench.path  # one of the same day took its place
 
 
 def test_the_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
