@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from backend.utils.documents import read_json
+from backend.utils.errors import UserError
 
 DeviceFile = dict[str, Any]
 
@@ -43,10 +45,10 @@ def number(x: float | None) -> str:
 
 
 def read(path: Path) -> DeviceFile:
-    """Raises OSError, or ValueError for a file that `bench device` did not write."""
-    file = json.loads(path.read_text("utf-8"))
+    """Raises UserError, also for a file that `bench device` did not write."""
+    file = read_json(path, "files")
     if not isinstance(file, dict) or file.get("format") != 1 or not isinstance(file.get("outcomes"), list):
-        raise ValueError("not a device file")
+        raise UserError("files", f"{path} was not written by bench device.")
     return file
 
 

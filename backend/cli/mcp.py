@@ -47,7 +47,7 @@ class RunTools:
         self._runs_dir = runs_dir
 
     def list_runs(self, query: str = "", limit: int = 20) -> list[dict[str, Any]]:
-        """Runs, newest first: state, step, reward, model. `query` as in `reward>0.5 state:training tag:math`."""
+        """Runs, newest first: state, step, reward, model. `query` as in `reward>0.5 state:running tag:math`."""
         records = [read_record(run) for run in all_runs(self._runs_dir)]
         passes = search(query, all_keys(records))
         keys = ("name", "state", "step", "iterations", "reward", "model", "title", "tags")
