@@ -38,7 +38,10 @@ def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = No
 
     cannot = f"The tokenizer in {quote(folder, 70)} cannot be loaded"
     try:
-        return load(folder, tokenizer_config_extra=NO_CODE, eos_token_ids=eos_token_ids)
+        tokenizer = load(folder, tokenizer_config_extra=NO_CODE, eos_token_ids=eos_token_ids)
+        # Else it says that a long text ends in errors: who encodes it here checks its length.
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+        return tokenizer
     except Exception as error:  # transformers raises anything at all for files that it cannot read
         raise UserError(setting, f"{cannot}: {reason_of(error)}.") from error
     except BaseException as error:

@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
+import transformers
 from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm.tuner.utils import load_adapters
@@ -25,6 +26,7 @@ from backend.models.architectures import architecture_refusal
 from backend.models.loading import check_opens, load_model
 from backend.models.model_folder import check_adapter
 from backend.models.policy import load_policy
+from backend.models.tokenizers import load_tokenizer
 from backend.runs.run_folder import RunFolder
 from backend.trainer.memory.model_shape import shape_of
 from backend.training.algorithms import build_learner
@@ -52,6 +54,16 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 def change(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_a_text_beyond_the_tokenizers_length_is_encoded_without_a_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers announces indexing errors, and the rows that are too long are left out and counted."""
+    told: list[str] = []
+    monkeypatch.setattr(transformers.tokenization_utils_base.logger, "warning", told.append)
+    change(folder / "tokenizer_config.json", model_max_length=4)
+    assert len(load_tokenizer(folder).encode("a b c d e f")) > 4 and not told
 
 
 def refused(folder: Path) -> str:
