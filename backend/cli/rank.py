@@ -55,7 +55,8 @@ def rank(
 def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     """Join the other ranks and work until the run ends. Returns the exit code."""
     orders, channel, collectives = ranks.Orders.given(), None, None
-    if backend := ranks.backend_of():
+    marks = ranks.BACKEND_MARKS.items()
+    if backend := next((mark or os.environ[name] for name, mark in marks if os.environ.get(name)), ""):
         from backend.distributed.channel import WorkerChannel, open_channel
         from backend.distributed.collectives import init_collectives
 

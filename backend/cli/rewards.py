@@ -13,6 +13,7 @@ import typer
 
 from backend.cli.common import USER_ERROR, AsJson, tell, tell_error, tell_json, verb
 from backend.cli.completions import Changes
+from backend.cli.training import parse_changes, read_settings
 from backend.config.config import SETTINGS, Config, keys_used_by, parse, problems, read
 from backend.config.other_programs.translation import read_file
 from backend.rewards.bench import (
@@ -75,7 +76,6 @@ def sample_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Sample completions from the initial model and score them; prints the verdict on stderr."""
-    from backend.cli.training import read_settings
     from backend.rewards.scorer import begin_scorer
     from backend.tools.load import load_tools, uses_tools
     from backend.trainer.trial_sampling import Pick, TrialSampler
@@ -158,8 +158,6 @@ def examine_judges(
 
 
 def _scoring_settings(config: Path, changes: Sequence[str] | None = None) -> Config:
-    from backend.cli.training import parse_changes
-
     raw, changed, keys = read(config), parse_changes(changes or []), keys_used_by("rewards", "scoring")
     # Only the settings of rewards matter. A misspelt key is in no table: all that begin with "reward" count.
     if found := [each for each in problems(raw | changed) if each.setting in keys or each.setting.startswith("reward")]:

@@ -144,11 +144,6 @@ class Orders:
             return {}
 
 
-def backend_of() -> str:
-    """The backend over which this process meets the other ranks; "" if it is alone."""
-    return next((mark or os.environ[name] for name, mark in BACKEND_MARKS.items() if os.environ.get(name)), "")
-
-
 def own_addresses() -> list[str]:
     """Addresses at which the others may reach rank 0: those of the hosts file, or all, local ones last."""
     if named := os.environ.get(ADDRESSES_VARIABLE):

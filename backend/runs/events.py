@@ -31,7 +31,6 @@ RUN_FORMAT = 1
 
 ENDINGS = ("finished", "stopped", "failed")
 KINDS = ("started", "phase", "command", "step", "eval", "checkpoint", "change", "health", "note", *ENDINGS)
-PHASES = ("loading", "sampling", "scoring", "learning", "evaluating", "saving", "exporting", "paused", "waiting")
 
 METRICS = {
     **dict.fromkeys(("loss", "reward", "reward_std", "reward_std_within_groups"), ""),

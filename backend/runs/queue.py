@@ -48,10 +48,6 @@ class Queue:
     pauses_after_failure: bool = False
     diaries: Mapping[str, int] = field(default_factory=dict[str, int])
 
-    def place_of(self, run: RunFolder) -> int | None:
-        """From 0; None for a run that does not wait."""
-        return self.waiting.index(run) if run in self.waiting else None
-
     def without(self, run: RunFolder) -> Queue:
         return replace(self, waiting=tuple(other for other in self.waiting if other != run))
 

@@ -272,7 +272,8 @@ class MonitorPage(QWidget):
             advice = silence_advice((run.data.started or {}).get("pid"), step)
             show(run.silence, "warning", advice=advice, actions=[open_log])
         elif run.state == "queued":
-            place = session.queue.now.place_of(run.folder)
+            waiting = session.queue.now.waiting
+            place = waiting.index(run.folder) if run.folder in waiting else 0
             before = f"{count_text(place, 'run trains', 'runs train')} before it." if place else "It trains next."
             queue = CardAction("Show the queue", lambda: session.page_requested.emit("runs"))
             show("Waiting in the queue", "muted", before, actions=[queue])
