@@ -145,9 +145,7 @@ class Server:
             body: Any = error.body
             said = body.get("message") if isinstance(body, dict) else None
             raise FailedCallError(f"answered {error.status_code} ({quote(said or error.message, 80)})") from None
-        except openai.OpenAIError as error:
-            raise FailedCallError(f"gave no reply ({quote(error, 60)})") from None
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (openai.OpenAIError, ValueError, LookupError, TypeError, AttributeError):
             raise FailedCallError("answered without a chat completion") from None
 
     def close(self) -> None:

@@ -153,10 +153,7 @@ def read_call(text: str) -> RewardCall:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         parsed = None
     if not isinstance(parsed, ast.Call) or not isinstance(parsed.func, ast.Name):
-        raise unreadable(
-            "what stands in its brackets is not a list of arguments, as in keyword(word=therefore); "
-            "text with signs or spaces needs quotes"
-        )
+        raise unreadable("what is in its brackets is not a list of arguments; text with signs or spaces needs quotes")
     names = [keyword.arg for keyword in parsed.keywords]
     if parsed.args or None in names:
         raise unreadable("each of its arguments needs a name, as in keyword(word=therefore)")

@@ -83,8 +83,8 @@ NOT_A_CALL = ("f(", "f(a=1", "f(a=1)(b=2)", "f(a=1) or g(b=2)", "f(a=\0)", "f(" 
     [
         *((text, "is empty") for text in ("", "   ")),
         *((text, "it names no function") for text in ("(a=1)", "::f", "mine.py::")),
-        *((text, "what stands in its brackets is not a list of arguments") for text in NOT_A_CALL),
-        ("judge(url=http://localhost:1234/v1)", "keyword(word=therefore); text with signs or spaces needs quotes."),
+        *((text, "what is in its brackets is not a list of arguments") for text in NOT_A_CALL),
+        ("judge(url=http://localhost:1234/v1)", "not a list of arguments; text with signs or spaces needs quotes."),
         ("f(therefore)", "each of its arguments needs a name, as in keyword(word=therefore)"),
         ("f(**x)", "each of its arguments needs a name"),
         ("f(a=1, a=2)", "an argument is given twice"),
@@ -176,7 +176,7 @@ ARGUMENT_MISTAKES = [
     ("soft_overlong_punishment(cache=x)", ["cache of soft_overlong_punishment_reward must be a whole number or none"]),
     ("keyword(word=a), keyword(word=b)", ["keyword is listed 2 times; give each a name of its own, as in keyword("]),
     ("keyword(word=a), keyword(word=b, name=r1_int), mine(x=1)", ["There is no reward function mine; the known ones"]),
-    ("keyword(", ["The reward function keyword( cannot be read: what stands in its brackets"]),
+    ("keyword(", ["The reward function keyword( cannot be read: what is in its brackets"]),
 ]
 
 
