@@ -242,7 +242,9 @@ def _content(content: str | list[Any], number: int, setting: str, column: str, w
 
 
 def _as_text(value: Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else str(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # 156, as a model writes it: a column of whole numbers with an empty cell is read as floats
+    return "" if value is None else str(value)
 
 
 def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prompt_format: PromptFormat) -> Problem:

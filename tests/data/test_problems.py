@@ -50,8 +50,9 @@ def problems(tokenizer: Any, rows: Sequence[dict[str, Any]], **raw: Any) -> list
     return tokenized(tokenizer, rows, **raw).first(-1)
 
 
-def test_a_row_becomes_a_problem(tokenizer: Any) -> None:
-    row = {"prompt": "What is 3 plus 4?", "answer": 7, "type": None, "extra": [1]}
+@pytest.mark.parametrize("answer", [7, 7.0, "7"], ids=str)  # 7.0: of a column with an empty cell
+def test_a_row_becomes_a_problem(tokenizer: Any, answer: Any) -> None:
+    row = {"prompt": "What is 3 plus 4?", "answer": answer, "type": None, "extra": [1]}
     (problem,) = problems(tokenizer, [row])
     assert (problem.index, problem.prompt, problem.answer, problem.type) == (0, "What is 3 plus 4?", "7", None)
     assert problem.row is row
