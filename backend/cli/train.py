@@ -29,7 +29,7 @@ from backend.config.config import load, parse, read
 from backend.config.other_programs.translation import translate
 from backend.jobs.job_file import read_job
 from backend.rewards.allowed_code import require_allowed
-from backend.runs.events import check_format, has_finished, is_paused
+from backend.runs.events import check_format, has_finished, is_paused, last_event
 from backend.runs.run_folder import RunFolder, find_run, hold_lock
 from backend.runs.saved_weights import find_checkpoint
 from backend.runs.sweep_results import find_sweep
@@ -38,6 +38,7 @@ from backend.utils.errors import UserError
 from backend.utils.places import demo_config, resources
 
 LENGTHENING = {"iters", "stop_when", "early_stopping_patience"}  # settings that can extend a finished run
+GO_ON = {"stop_when": "stop_when=[]", "early_stopping": "early_stopping_patience=0"}  # after such an end; else iters
 
 
 @verb
@@ -108,7 +109,8 @@ def resume(
         return tell(f"The run {folder.name} goes on.")
     is_over = has_finished(folder) and step is None
     if is_over and not changes:
-        more = " More steps: --set iters=N." if folder.checkpoints.is_dir() else ""  # a replay has none
+        asks = GO_ON.get(last_event(folder).get("reason", ""), "iters=N")
+        more = f" More steps: --set {asks}." if folder.checkpoints.is_dir() else ""  # a replay has none
         tell(f"The run {folder.name} has finished; there is nothing to resume.{more}")
         return
     require_allowed(read(folder.config), allow=allow_code)

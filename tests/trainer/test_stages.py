@@ -21,6 +21,7 @@ from backend.runs.saved_weights import TrainingState, all_checkpoints, best_of, 
 from backend.runs.steering import MetricWatch, early_stop
 from tests.support import small_run
 from tests.support.small_run import arrays, assert_same_run, events, metrics, rows, same, train_with_stops, trained
+from tests.support.verbs import run_ok
 
 REWARDS = '''
 from backend.rewards import register_reward_function
@@ -313,6 +314,9 @@ def test_a_run_ends_where_a_metric_has_passed_its_line_and_says_so(end_raw: dict
     assert last["reason"] == "stop_when" and last["sentence"] == ending.sentence
     assert ending.sentence.startswith("Finished after 5 of 12 steps. rewards/low_half/mean >= 0.01 is met: 0.")
     assert [saved.step for saved in all_checkpoints(run)] == [5]
+    assert "More steps: --set stop_when=[]." in run_ok("resume", run.path).output
+    run_ok("resume", run.path, "--set", "stop_when=[]", "--allow-code")
+    assert small_run.steps(run)[-1] == 12
 
 
 @pytest.mark.parametrize("every", [2, 0])
@@ -325,7 +329,7 @@ def test_early_stopping_keeps_the_best_checkpoint(end_raw: dict[str, Any], run: 
     what = "Held-out reward has not risen by more than 9 in 2 evaluations" if every else "in 2 checkpoints"
     assert what in ending.sentence
     best = best_of(all_checkpoints(run))
-    assert best is not None
+    assert best is not None and "--set early_stopping_patience=0." in run_ok("resume", run.path).output
     before = [e["metrics"]["reward"] for e in read_events(run.events) if e["kind"] == "eval" and e["step"] == 0]
     is_trained = not before or (best.state.score is not None and best.state.score > before[0])
     named = f"checkpoint {best.step}" if is_trained else "the model before training"
