@@ -185,11 +185,11 @@ def test_a_bad_request_gets_one_sentence_and_harms_nobody(served: Served) -> Non
 
 def test_others_are_answered_while_a_long_text_is_read(served: Served) -> None:
     with ThreadPoolExecutor() as pool:
-        long = pool.submit(served.post, "/v1/completions", json={"prompt": "1+2= " * 40_000})
+        long = pool.submit(served.post, "/v1/completions", json={"prompt": "1+2= " * 80_000})
         answered = 0
         while not long.done():
             answered += served.running() == 0
-    assert long.result().status_code == 400 and answered > 5
+    assert long.result().status_code == 400 and answered > 2, "else one before it and one after"
 
 
 def test_clients_that_leave_free_their_rows(served: Served) -> None:
