@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -121,8 +122,10 @@ class DecodingBlock(nn.Module):
 
 
 def is_plain_block(block: Any) -> bool:
-    """True if the block has exactly the parts that `DecodingBlock.step` computes."""
+    """True if the block has exactly the parts that `DecodingBlock.step` computes, and is called as that is."""
     if not isinstance(block, nn.Module) or set(block.children()) != BLOCK_PARTS:
+        return False
+    if list(inspect.signature(block.__call__).parameters)[1:2] != ["mask"]:  # Ministral's scales queries by position
         return False
     attention: Any = block.self_attn
     mlp: Any = block.mlp
