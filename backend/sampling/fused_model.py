@@ -122,10 +122,10 @@ class DecodingBlock(nn.Module):
 
 
 def is_plain_block(block: Any) -> bool:
-    """True if the block has exactly the parts that `DecodingBlock.step` computes, and is called as that is."""
+    """True if the block has exactly the parts that `DecodingBlock.step` computes."""
     if not isinstance(block, nn.Module) or set(block.children()) != BLOCK_PARTS:
         return False
-    if list(inspect.signature(block.__call__).parameters)[1:2] != ["mask"]:  # Ministral's scales queries by position
+    if "attn_scale" in inspect.signature(block.__call__).parameters:  # Ministral scales queries by position
         return False
     attention: Any = block.self_attn
     mlp: Any = block.mlp
