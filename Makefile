@@ -8,6 +8,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # --no-compile: modules are byte-compiled when they are first imported; most of them never are, and compiling all takes half of the install.
 PIP_FLAGS := --quiet --disable-pip-version-check --no-compile
 
+# One more than the cores, since tests wait for processes that they start.
+WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+
 # Byte code is kept even where the environment says not to: the suite alone starts hundreds of processes that import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,10 +24,10 @@ run: $(VENV)/.run-ready ## start the app on the bundled demo (in the terminal wh
 	$(PY) -m app
 
 test: $(VENV)/.test-ready ## run the whole suite
-	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -n auto --dist loadfile
+	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 test-as-gpu: $(VENV)/.test-ready ## run the suite on a CPU that makes a GPU's choices
-	GRPO_STUDIO_TREAT_CPU_AS=gpu QT_QPA_PLATFORM=offscreen $(PY) -m pytest -n auto --dist loadfile
+	GRPO_STUDIO_TREAT_CPU_AS=gpu QT_QPA_PLATFORM=offscreen $(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 proofs: $(VENV)/.test-ready ## run the long proofs too: the demo for three seeds, every loss learning
 	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -m proof -s
