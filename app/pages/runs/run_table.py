@@ -36,14 +36,14 @@ WIDTHS = {
     "number": 72,
     "steps": 120,
     "duration": 80,
-    "time": 134,
+    "time": 130,
     "bytes": 80,
     "curve": 64,
     "change": 72,
     "flag": 34,
 }
 """Kind of a field → the first width of its column, in pixels."""
-OWN_WIDTHS = {NAME: 164, "reward": 99, "held_out": 99, "state": 74, "model": 150, "note": 200}
+OWN_WIDTHS = {NAME: 168, "reward": 99, "held_out": 99, "state": 74, "model": 150, "note": 200}
 WRITERS: dict[str, Callable[[Any], str]] = {
     "change": signed,
     "duration": duration,

@@ -201,9 +201,8 @@ class RunsPage(QWidget):
 
     def _on_read(self, records: list[RunRecord]) -> None:
         run = self.session.run
-        if (
-            run is not None and run.is_live and run.state != "reading"
-        ):  # Monitor's state of the run is newer, and includes pauses
+        # Monitor's state of the run is newer, and includes pauses.
+        if run is not None and run.is_live and run.state != "reading":
             path = str(run.folder.path)
             records = [
                 replace(record, summary=replace(record.summary, state=run.state))
