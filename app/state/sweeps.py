@@ -146,7 +146,10 @@ class SweepForm:
 
     def first_step(self, base: Mapping[str, Any]) -> str:
         """The first rung where none is given: the first evaluation, or a quarter of the run."""
-        return str(max(0, base.get("steps_per_eval") or 0) or (quarter_of(base) if self.rank_by == "training" else ""))
+        every = base.get("steps_per_eval")  # a text while the field holds no number
+        if isinstance(every, int) and every > 0:
+            return str(every)
+        return str(quarter_of(base)) if self.rank_by == "training" else ""
 
     def plan(self, base: Mapping[str, Any]) -> SweepPlan:
         """The sweep over a base's settings. Raises UserError with every problem."""
