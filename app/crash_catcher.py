@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import sys
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import TextIO
+from types import FunctionType, TracebackType
+from typing import Any, TextIO
 
 from PySide6.QtCore import QMessageLogContext, QObject, QtMsgType, Signal, qInstallMessageHandler
 
 QT_MESSAGES = 30
+
+
+def guard_overrides() -> None:
+    """Keep PySide from ending the process when an override of a Qt method, such as `showEvent`, fails: before Python
+    3.12 it takes an error of the interpreter itself (TypeError, KeyError …) for an instance, which it is only once
+    Python code has handled it. To be called before the classes are defined."""
+    if sys.version_info < (3, 12):
+        QObject.__init_subclass__ = classmethod(_guard)  # pyright: ignore
+
+
+def _guard(made: type, **_: Any) -> None:
+    for name, value in list(vars(made).items()):
+        of_qt = (vars(base) for base in made.__mro__[1:] if base.__module__.startswith("PySide6."))
+        if isinstance(value, FunctionType) and not name.startswith("__") and any(name in each for each in of_qt):
+            setattr(made, name, _handled(value))
+
+
+def _handled(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except Exception:
+            raise  # an instance from here on
+
+    return call
 
 
 class CrashCatcher(QObject):

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QFileOpenEvent
+from PySide6.QtGui import QFileOpenEvent, QShowEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QStackedWidget, QWidget
 from typer.testing import CliRunner
 
 import app.__main__ as start
@@ -400,3 +400,19 @@ def test_without_a_display_the_demo_runs_in_the_terminal(monkeypatch, capsys):
         start.main([])
     assert capsys.readouterr().out == "No display was found, so the demo runs here in the terminal.\n"
     assert called[0][-3:] == ["-m", "backend", "demo"]
+
+
+def test_an_override_that_fails_ends_no_window(qtbot: PatientQtBot):
+    """PySide ended the process on Python 3.11."""
+
+    class Page(QWidget):
+        def showEvent(self, event: QShowEvent) -> None:
+            max(0, "a")  # pyright: ignore
+
+    stack, page = QStackedWidget(), Page()
+    stack.addWidget(QWidget())
+    stack.addWidget(page)
+    qtbot.addWidget(stack)
+    stack.show()
+    with pytest.raises(TypeError, match="not supported between"):
+        stack.setCurrentWidget(page)
