@@ -20,14 +20,15 @@ QT_MESSAGES = 30
 
 
 def guard_overrides() -> None:
-    """Keep PySide from ending the process when an override of a Qt method, such as `showEvent`, fails: before Python
-    3.12 it takes an error of the interpreter itself (TypeError, KeyError …) for an instance, which it is only once
-    Python code has handled it. To be called before the classes are defined."""
+    """Call this before classes of widgets are defined. On Python 3.11 PySide (6.10 to 6.12) crashes when an override of
+    a Qt method, such as `showEvent`, raises an error that the interpreter created (TypeError, KeyError …): there it is
+    a class and a text, and becomes an exception object only once Python code handles it."""
     if sys.version_info < (3, 12):
         QObject.__init_subclass__ = classmethod(_guard)  # pyright: ignore
 
 
-def _guard(made: type, **_: Any) -> None:
+def _guard(made: type[QObject], **named: Any) -> None:
+    super(QObject, made).__init_subclass__(**named)
     for name, value in list(vars(made).items()):
         of_qt = (vars(base) for base in made.__mro__[1:] if base.__module__.startswith("PySide6."))
         if isinstance(value, FunctionType) and not name.startswith("__") and any(name in each for each in of_qt):
@@ -40,7 +41,7 @@ def _handled(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*arguments, **named)
         except Exception:
-            raise  # an instance from here on
+            raise  # an exception object from here on
 
     return call
 

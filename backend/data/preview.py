@@ -56,7 +56,7 @@ CODE = ("reward_functions_file", "reward_network", "reward_timeout")  # settings
 COLUMNS_OF_STEPS = ("prompt_feature", "answer_feature", "reward_functions_file")
 """Further settings that the row steps depend on."""
 KINDS_GUESSED = {"prompt_feature": ("text", "messages"), "answer_feature": ("text", "number", "yes or no")}
-"""Setting with a guessed column → allowed cell kinds. A prompt with its answer would teach to copy it."""
+"""Setting with a guessed column → allowed cell kinds. “Answered messages” hold the answer, so they are no prompt."""
 INSPECTED_ROWS = 200  # rows for inferring a column's kind
 SAMPLE = 1000  # evenly spread rows to measure first
 UNMEASURED, REFUSED = -1, -2  # instead of a length: not tokenised yet; refused by training

@@ -359,9 +359,8 @@ def _check_plan(plan: SweepPlan) -> None:
                 sentence = where + cut_in_the_middle(problem.sentence, SENTENCE - len(where))
                 problem = ConfigProblem(problem.setting, sentence)
             found[problem] = None
-    found |= (
-        {ConfigProblem("metric", problem.sentence): None for problem in _metric_problems(plan)} if not found else {}
-    )
+    if not found:
+        found = dict.fromkeys(ConfigProblem("metric", problem.sentence) for problem in _metric_problems(plan))
     if not found and plan.halving is not None and (problem := _halving_problem(plan, plan.halving)):
         found[problem] = None
     if found:
