@@ -168,7 +168,7 @@ class SweepForm:
         if is_random:
             raw["trials"] = _value(self.trials, int)
         if self.halves:
-            first = self.first_rung.strip() or self.first_step(base)
+            first = self.first_rung.strip() or self.first_step(base) or "1"  # Eval is at fault, and told of below
             raw["halving"] = {"first_rung": _value(first, int), "keep": _value(self.keep, float)}
         return parse_sweep(raw)
 

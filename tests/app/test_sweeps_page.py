@@ -92,7 +92,8 @@ def test_without_held_out_rows_the_page_says_what_ranks(page: SweepsPage) -> Non
 def test_a_field_of_the_form_without_a_number_is_told(page: SweepsPage) -> None:
     page.session.draft.set("steps_per_eval", "1x")
     page.show()
-    assert page.plan is None and not page.start_button.isEnabled() and page.problem.text()
+    assert page.plan is None and not page.start_button.isEnabled()
+    assert page.problem.text() == "Eval must be a whole number, not '1x'."
 
 
 def test_a_taken_name_is_refused_at_its_field(page: SweepsPage) -> None:
