@@ -130,7 +130,7 @@ def test_a_run_that_is_training_is_left_alone(run: RunFolder) -> None:
 def test_a_signal_stops_it_and_leaves_nothing(run: RunFolder, tmp_path: Path) -> None:
     """As the window does: progress on stdout as JSON lines, SIGTERM in the middle of sampling."""
     folder = run.path.parent
-    more = {"data": str(folder / "data"), "max_completion_length": 150, "max_seq_length": 2000}
+    more = {"data": str(folder / "data"), "max_completion_length": 1500, "max_seq_length": 2000}
     config = small_run.write_config(tmp_path / "long.yaml", small_run.settings_for(folder, **more))
     arguments = (run.path, config, "--stream", "--n", "64", "--out", tmp_path / "out")
     command = backend_command("evaluate", *map(str, arguments))
