@@ -1,7 +1,5 @@
 """Catches exceptions that nobody handles, in any thread, and crashes of native code."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import functools

@@ -1,7 +1,5 @@
 """Draws every page into a picture for the self-test, and reports which are empty."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """The frame: sidebar, menus, toolbar, the pages (each built when first shown) and the status strip."""
 
-from __future__ import annotations
-
 from functools import partial
 from operator import attrgetter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m backend VERB …`. Exit codes: 0 finished, 2 a problem that the user can fix, 3 stopped, 1 a bug."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil

@@ -2,8 +2,6 @@
 the files in `resources/calculator/` from a seed, as `backend.demo` does its own. In the warm-up the model sees wrong
 guesses, calls whose result is ignored, and calls whose result is the answer."""
 
-from __future__ import annotations
-
 import operator
 import random
 from pathlib import Path

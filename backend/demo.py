@@ -1,8 +1,6 @@
 """The bundled demo: a model of about a million parameters that adds two-digit numbers half reliably. Makes the files in
 `resources/demo/` from a seed, and measures accuracy. The same seed gives the same bytes on the same machine."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The self-test, one check of each part. Its report, which a user can send, names neither the user nor a path."""
 
-from __future__ import annotations
-
 import json
 import math
 import platform

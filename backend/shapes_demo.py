@@ -2,8 +2,6 @@
 the weights and data in `resources/shapes/` from a seed. Needs mlx-vlm. In the warm-up the model learns to say what it
 looks for, mostly a shape of another colour, and to count that."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

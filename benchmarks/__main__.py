@@ -1,7 +1,5 @@
 """`python -m benchmarks WORD`: speed and memory, ours alone, beside the peers, and with techniques switched off."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

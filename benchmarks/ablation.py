@@ -5,8 +5,6 @@ inside it go the plain way. Results are the same but for rounding. tests/benchma
 whose target has moved is noticed.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Baselines: mlx-lm's batched generation, the loss as the paper writes it, and a decoding step's matrix products
 alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@ answered by its measurements. The end of stdin ends the process. It runs in our 
 imports nothing of ours that needs more than mlx and mlx-lm, unless the contender is ours.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import zlib

@@ -1,7 +1,5 @@
 """Steps of a real run, the demo's or any config's: medians of the metrics that the trainer writes."""
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

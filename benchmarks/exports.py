@@ -5,8 +5,6 @@ Every export is a process of its own, `python -m backend export`, so seconds inc
 they (of processor time) and the peak of memory are the system's count.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ Every variant is the demo's preset with the changes in VARIANTS, for three seeds
 whole test split before and after, held-out reward, and seconds. Variants already in OUT.jsonl are left out.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Our engine as a contender, called as the trainer calls it, with everything on or with one technique switched off."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

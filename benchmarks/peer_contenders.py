@@ -5,8 +5,6 @@ tokenizer, its dataset, its reward function. DIFFERS lists what a peer computes 
 the versions that `benchmarks.peers` installs. This module runs in the peers' environment.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import tempfile

@@ -5,8 +5,6 @@ dependencies, only with what a GRPO step of theirs imports, at our versions wher
 arithmetic.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

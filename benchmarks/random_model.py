@@ -5,8 +5,6 @@ means, so its probability is in the weights: all (tied) embeddings share one lar
 it too, and the end token's embedding is a multiple of that component.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Tables from results, one function per section of docs/performance.md. Runs nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any

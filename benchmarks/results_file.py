@@ -4,8 +4,6 @@ The document's prose is written by hand; everything between `<!-- measured: NAME
 from the JSON alone, so no number in it can differ from what was measured.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

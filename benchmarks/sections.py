@@ -1,7 +1,5 @@
 """Measures the sections of docs/performance.md, with models in a temporary folder and progress on stderr."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

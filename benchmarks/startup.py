@@ -1,7 +1,5 @@
 """Time from process start to the first token and the first step, in fresh processes of `python -m backend train`."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import subprocess

@@ -4,8 +4,6 @@ took.
 CPU seconds are those of the whole process, all threads; peaks are mlx's, weights included.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

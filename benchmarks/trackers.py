@@ -5,8 +5,6 @@ The processor time is that of the trainer and its reward functions alone, as the
 of a clock.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

@@ -1,7 +1,5 @@
 """The workloads: cases, which contenders run them, and the bars for ours. Data only; nothing here runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal

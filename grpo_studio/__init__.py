@@ -7,8 +7,6 @@ grpo_studio.app` follow from that; processes that they start find our modules by
 (`backend.utils.command.backend_environment`).
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

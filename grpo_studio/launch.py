@@ -1,7 +1,5 @@
 """The two programs that installing the package puts on the path. Each imports its half only when it is called."""
 
-from __future__ import annotations
-
 
 def window() -> int:
     """`grpo-studio`: open the window."""

@@ -5,8 +5,6 @@ Plain functions of names and paths, so that a test can hold them against the ins
 anything. `packaging/grpo-studio.spec` applies them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import pkgutil
 import re

@@ -8,8 +8,6 @@ machine that built it; and of every Mac program and library: that it is for Appl
 promise, and loads nothing from outside but the system's own. Needs macholib (`pip install -e '.[dev]'`).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import plistlib

@@ -1,7 +1,5 @@
 """The first lines of both frozen programs (`start_window.py`, `start_backend.py`)."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 

@@ -9,8 +9,6 @@ and larger shapes, as a large drawing scaled down would blur. Needs PySide6 and 
 the files are committed, so building needs neither.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Keys are documented by Apple under "Information Property List".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 NAME = "GRPO Studio"

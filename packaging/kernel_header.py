@@ -10,8 +10,6 @@ flags, and ignores it silently otherwise, so it can be left out.
     python packaging/kernel_header.py        with the interpreter of the environment that mlx is installed in
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -8,8 +8,6 @@ that started them.
     python packaging/linux_package.py [DIST]        DIST holds "GRPO Studio/", by default dist/
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -5,8 +5,6 @@ takes no space. No machine is contacted. Runs differ in what they are told, and 
 what a page shows of it is what a user would see; only its notes are made up.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

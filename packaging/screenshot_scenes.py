@@ -4,8 +4,6 @@ compared.
 Each scene puts the window into its state and yields the name of its image; `packaging/screenshots.py` takes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

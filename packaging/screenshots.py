@@ -14,8 +14,6 @@ the home folder holds the models and datasets of `samples`, and preferences star
 anything of this machine or its user.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

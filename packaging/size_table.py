@@ -5,8 +5,6 @@ python packaging/size_table.py "dist/GRPO Studio"            the twenty heaviest
 python packaging/size_table.py BEFORE AFTER                  two folders side by side
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

@@ -5,8 +5,6 @@ libraries.
 them in About.
 """
 
-from __future__ import annotations
-
 import platform
 import shutil
 import subprocess

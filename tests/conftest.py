@@ -3,8 +3,6 @@
 Set before anything imports Qt or numpy, and in the environment, so that child processes inherit it.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """The charts of the Monitor page, read from resources/charts.toml."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence

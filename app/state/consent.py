@@ -1,7 +1,5 @@
 """Consent to run the user's code and to contact machines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

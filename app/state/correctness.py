@@ -1,7 +1,5 @@
 """The share of a run's completions that are right, by one of its reward functions; and the largest reward possible."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass

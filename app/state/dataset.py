@@ -1,7 +1,5 @@
 """The form's dataset as the helper process reads it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

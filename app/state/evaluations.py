@@ -1,7 +1,5 @@
 """The evaluations of a run, and the process that makes one."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The guide: the chapters of docs/guide as passages and as HTML."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Sequence

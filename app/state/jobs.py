@@ -1,7 +1,5 @@
 """Downloads from the Hub that this window has started, and the update check."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

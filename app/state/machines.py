@@ -1,7 +1,5 @@
 """The machines of the form's run, and the check of them."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The messages of the status strip."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Presets, and what a dropped dataset does to the form."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile

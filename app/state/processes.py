@@ -1,7 +1,5 @@
 """Backend processes: trainings, which outlive the window, and children, whose output it reads."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The reward bench: completions and their scores; judges, the servers that could judge, and the check of a judge."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One run, live or archived: its state, reduced from its event log, and what follows it on the event loop."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Several runs followed together, for charts with a curve for each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

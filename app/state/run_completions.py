@@ -1,7 +1,5 @@
 """completions.jsonl of a run: facts of every completion in columns of numbers, filters over them, full-text search."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

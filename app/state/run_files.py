@@ -1,7 +1,5 @@
 """What the window reads of a run's files beside the event log."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from itertools import takewhile

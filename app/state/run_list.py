@@ -1,7 +1,5 @@
 """Records of all runs for the table, and the queue of waiting runs."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """A run described in words, from valid settings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from backend.config.config import SETTINGS, Config

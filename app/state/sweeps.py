@@ -1,7 +1,5 @@
 """The sweeps of this machine, and the form of a new one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One completion in full with its prompt and scores, and one prompt with completions before and after training."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Mapping, Sequence

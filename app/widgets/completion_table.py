@@ -1,7 +1,5 @@
 """Tables of completions: groups under their prompts, or completions from anywhere in a run one below the other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill

@@ -1,7 +1,5 @@
 """The questions before a user's code runs and before a hosts file is used: its contents and its effect."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The dialog that exports a run's model: choices, progress, and the result of loading it back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from html import escape

@@ -1,7 +1,5 @@
 """The dialog that trains on a machine of Hugging Face, with prices, a time-out, and the most that it costs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

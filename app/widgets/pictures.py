@@ -1,7 +1,5 @@
 """Pictures of a prompt: small ones beside its text and in tables, one large in a dialog. Other threads read them."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass

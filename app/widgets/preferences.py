@@ -1,7 +1,5 @@
 """The preferences: theme, notices, what closing the window does, folders, and the account at Hugging Face."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Delegates of the reward tables: the check box, painted in the theme's colours, and the weight."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from PySide6.QtCore import QEvent, QRect, QRectF, QRegularExpression, Qt

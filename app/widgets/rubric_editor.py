@@ -1,7 +1,5 @@
 """The editor of a judge's rubric, which can be tried on the bench's completions before it is saved."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

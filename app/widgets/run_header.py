@@ -1,7 +1,5 @@
 """The header of a run's page with its name, state and progress, and the card with a run's result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A button with the name of what a page shows, whose menu lists the others and finds one by typing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The dialog before an upload to Hugging Face: card, files, repository, account, and the button that sends it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The parts of the main window around the pages: sidebar, status strip, and the veil while a file is dragged."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Callable, Sequence
 from functools import partial

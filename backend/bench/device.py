@@ -2,8 +2,6 @@
 result is one JSON file, which is written again after every task and holds no name, host or path. Sizes are in GB of 10⁹
 bytes, log-probabilities in nats. Seconds are wall time on a GPU; on a CPU those of all threads of this process."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Tables of the files that `bench device` writes, for a terminal or as Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shared by all verbs: exit codes, terminal-safe printing, a run's log.txt, and common options."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import json

@@ -1,7 +1,5 @@
 """Shell completions: names of runs, checkpoints, and changes for `--set`. Loads no engine."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Output of verbs through rich: consoles that show user text literally, and the progress of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

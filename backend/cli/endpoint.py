@@ -1,7 +1,5 @@
 """The verb `endpoint`, an OpenAI-compatible server for the models of this machine, and `sessions`, what it recorded."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

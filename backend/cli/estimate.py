@@ -1,7 +1,5 @@
 """The verb `estimate`: the memory that a run needs."""
 
-from __future__ import annotations
-
 from itertools import islice
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The help page: groups of verbs, examples, and exit codes."""
 
-from __future__ import annotations
-
 from backend.cli.common import BUG, FINISHED, STOPPED, USER_ERROR
 from backend.utils.documents import read_resource
 

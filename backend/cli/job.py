@@ -1,7 +1,5 @@
 """The verb `job`: train a run as a job of Hugging Face, with TRL."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The verbs `queue list`, `add`, `remove`, `move`, `run`, `pause` and `resume`."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Annotated

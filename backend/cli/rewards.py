@@ -1,7 +1,5 @@
 """The verbs `rewards list`, `score`, `sample`, `cases` and `judge`. Only `sample` and reward models import mlx."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack, closing

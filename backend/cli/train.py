@@ -1,7 +1,5 @@
 """The verbs `train`, `resume` and `demo`."""
 
-from __future__ import annotations
-
 import sys
 import time
 from importlib import import_module

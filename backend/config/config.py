@@ -1,8 +1,6 @@
 """Every setting of a run, declared once. Form, YAML, command line, checks and help are read from this list. Code that
 depends on a group of settings tags the fields (`used_by`) and asks `keys_used_by`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The app's suggestions before the user has chosen anything: a model, a dataset, and a system prompt."""
 
-from __future__ import annotations
-
 MODEL = "mlx-community/Qwen3-0.6B-4bit"  # small enough for every Mac, and good enough to learn something
 DATASET = "mlx-community/Dolci-Think-RL-7B-2k"
 """The default of MLX LoRA Studio's guide to GRPO, with the columns `prompt` and `answer`."""

@@ -1,8 +1,6 @@
 """Checks of the names of models and datasets (a folder, a file, or an id on Hugging Face) and of the tools file. Sends
 no request."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Remarks on valid settings that are probably not meant, and on values far from the usual. They stop nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from backend.config.config import SETTINGS, Config

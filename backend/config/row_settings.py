@@ -1,7 +1,5 @@
 """What `prompt_template`, `answer_pattern` and `eval_data` mean, and their problems before any row is read."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Mapping

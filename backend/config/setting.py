@@ -2,8 +2,6 @@
 form: blocks, headings, and within a heading first what MLX LoRA Studio's guide documents; and which settings may have
 other values from a step of a run on."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

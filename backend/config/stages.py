@@ -1,7 +1,5 @@
 """The stages of a run: consecutive parts with settings and training rows of their own, beside those of the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """Derived values of the learning-rate settings; and runs whose optimizer or schedule is the caller's object, `own`."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

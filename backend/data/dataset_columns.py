@@ -1,7 +1,5 @@
 """Column names from a dataset file's first bytes, and guesses of their roles. Not of parquet files and the Hub."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import json

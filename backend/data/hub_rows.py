@@ -1,7 +1,5 @@
 """Load a Hugging Face dataset from its own repository only, without decoding media; offline from the cache."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import threading

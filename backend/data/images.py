@@ -1,8 +1,6 @@
 """Images of a dataset's rows: the columns `image` and `images`, and the image parts of messages, become paths. Those
 that are not files are written once, under the hash of their bytes."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Labelled rows for SFT: prompt and completion, or a chat whose assistant is imitated. Max Seq cuts them at the end."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

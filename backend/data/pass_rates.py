@@ -6,8 +6,6 @@ their mean pass rate and by how many of their groups have a signal; those of abo
 counts less with each group it has had: the same few rows again and again teach little else.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Variety of a dataset's prompts, on a random sample of SAMPLE rows or MOST_WORDS words."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """Rows of a run's dataset splits and evaluation sets, and the steps applied to them."""
 
-from __future__ import annotations
-
 import random
 import re
 import string

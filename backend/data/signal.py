@@ -1,7 +1,5 @@
 """The chance that a group has both passes and failures. Pure Python, for callers that start without numpy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Commands and environments of a run's processes."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes.util
 import json

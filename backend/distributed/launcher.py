@@ -8,8 +8,6 @@ go_on`).
 reaches the launcher alone; workers end with their stdin.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

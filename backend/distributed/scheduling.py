@@ -6,8 +6,6 @@ known; all of it where another round would cost more than it evens out; nothing 
 (guided self-scheduling, Polychronopoulos and Kuck 1987).
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A rank other than 0: has the model, optimizer, sampler and reward functions, and obeys the leader's messages."""
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import suppress
 from dataclasses import replace

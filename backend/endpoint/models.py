@@ -1,7 +1,5 @@
 """The models that an endpoint answers with: a base, and adapters on it that share its arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

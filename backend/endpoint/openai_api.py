@@ -1,7 +1,5 @@
 """OpenAI's chat and text completions: the fields of a request, and an answer's text in its parts."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Recorded sessions (`recording`) as rows to train on."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass, field

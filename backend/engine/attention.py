@@ -14,8 +14,6 @@ Letters: B rows, P prompts, H query heads, J key heads, N tokens, n of them a bl
 head's keys and values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 from operator import add

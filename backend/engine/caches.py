@@ -2,8 +2,6 @@
 columns of each row's own. Slot, mask and positions are arrays too, so one trace serves all steps of a (rows,
 capacity)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ Small products: OpenBLAS packs both factors unless the product is small, so W is
 Sums of rows are products with ones: mlx's take 1.8 ns a number.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from functools import cache

@@ -1,8 +1,6 @@
 """Prepares a process that computes on a Linux CPU: OpenBLAS, loaded before mlx, whose own BLAS is sixteen times slower
 in float32, freed memory that is kept, and a folder for compiled kernels. Imports no mlx."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

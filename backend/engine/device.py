@@ -1,8 +1,6 @@
 """The device of this process. `GRPO_STUDIO_TREAT_CPU_AS=gpu` makes a CPU take a GPU's choices (budgets, row counts, no
 x86 stand-ins), but no Metal kernels."""
 
-from __future__ import annotations
-
 import platform
 
 import mlx.core as mx

@@ -5,8 +5,6 @@ Draws are keyed by seed, rollout and row, so resuming and micro-batches change n
 sampling, evaluation and the reference add no noise. Letters: B rows, L tokens, H embedding width.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

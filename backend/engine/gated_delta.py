@@ -18,8 +18,6 @@ Letters: B rows, T tokens, H value heads, J key heads (each serves R = H / J), d
 chunks of C tokens. Decays: [B, T, H, 1], or [B, T, H, d] by key channel.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

@@ -5,8 +5,6 @@ results, so they get gradients; dropout repeats its mask; the order of the backw
 the weights' gradients and keep all activations.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator

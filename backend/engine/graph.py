@@ -1,7 +1,5 @@
 """mlx's lazy graph: compiled functions with a bounded number of traces, and an order of evaluation."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future

@@ -7,8 +7,6 @@ fewer than mlx-lm's.
 Letters: S rows of the source, N rows taken, V vocabulary, H hidden.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kernels of our own for a decoding step on Metal, each with the same computation in plain mlx."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

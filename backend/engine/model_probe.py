@@ -2,8 +2,6 @@
 named: where fast and plain path differ, or the model's code raises, the plain path is used and `SplitModel.slow_paths`
 gives the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -13,8 +13,6 @@ mlx-lm chooses between kernel and plain operations by `self.training`; ours are 
 reference and updated log-probabilities agree.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

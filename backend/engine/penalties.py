@@ -8,8 +8,6 @@ The penalised distribution is the policy. A position costs its length, not the v
 every run. Letters: N positions, L columns of tokens that may be in the sequence, V vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ with its stream stays as it is. On Metal a kernel writes sum and rounding; other
 decoding step is bound by launches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

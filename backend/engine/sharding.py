@@ -9,8 +9,6 @@ Adapters add no collective to the forward pass. The optimizer has the whole adap
 are the same as on one machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import sys

@@ -1,8 +1,6 @@
 """Arrays that several module trees share, also where decoding has packed them: a second policy on the same base must
 find the packed result instead of making another."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any

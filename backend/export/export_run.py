@@ -1,7 +1,5 @@
 """Export a run: check the target, compute reference logits, write the model, verify it, move it into place."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math

@@ -4,8 +4,6 @@ models folder, any folder, Ollama, or an upload folder. Loads no model.
 A folder is built in a hidden staging folder and renamed to its target, so it is never seen half written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

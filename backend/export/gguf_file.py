@@ -5,8 +5,6 @@ Matrices have the chosen type, vectors float32; rows not divisible by 32 stay fl
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Modelfile: https://docs.ollama.com/modelfile.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

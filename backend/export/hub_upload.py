@@ -6,8 +6,6 @@ An upload can be killed at any time: large files go to the Hub's storage first, 
 ends it. Uploading again sends what is missing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Check a model folder against the rules of LM Studio and mlx-lm, from headers only."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Model card (README.md): facts read from the run, and the text made from them. Contains no local paths."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

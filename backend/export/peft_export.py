@@ -1,7 +1,5 @@
 """Write LoRA or DoRA adapters in peft's format."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Remove local paths, user and host names, and tokens from published files; refuse uploads that leak."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import re

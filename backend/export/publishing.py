@@ -4,8 +4,6 @@ A record written last says what the folder was made from; until that changes the
 included.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -4,8 +4,6 @@ Both passes run in float32 with one layer in memory, so models differ by weights
 which is exact.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

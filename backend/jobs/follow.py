@@ -5,8 +5,6 @@ A job costs, so only the command `stop` cancels it. A follower that ends otherwi
 line, and `resume` goes on after the last log line that an event came from: each event has its number as `line`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -1,7 +1,5 @@
 """Jobs of Hugging Face by means of huggingface_hub: hardware and prices, a job's start, log, end, and files."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator

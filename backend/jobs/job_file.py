@@ -1,7 +1,5 @@
 """job.json: the Hugging Face job that trains a run. The window reads it, so this module imports nothing heavy."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 

@@ -1,8 +1,6 @@
 """A judge: a language model that scores completions by a rubric, all of a group at once or each alone. Judgements are
 kept in the run folder, by a hash of the model and of what it is asked, so that a resumed run asks nothing again."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import hashlib

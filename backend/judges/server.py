@@ -1,7 +1,5 @@
 """Servers with OpenAI's interface that judges ask: finding them, their keys, and the client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

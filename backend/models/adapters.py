@@ -3,8 +3,6 @@
 peft's `modules_to_save` are in adapters.safetensors too, which mlx-lm's `load_adapters` refuses; use our loader.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

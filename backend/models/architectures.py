@@ -1,7 +1,5 @@
 """Read a model's config.json and decide whether mlx-lm can load and train it. Imports no mlx."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import math

@@ -4,8 +4,6 @@ Importing this module makes huggingface_hub, and with it datasets and mlx-lm, us
 server cannot fill memory or disk, or name a place outside the cache.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """Models and datasets on this machine: Hugging Face cache, LM Studio, runs and folders. Opens no weights."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Of a vision model that mlx-lm itself does not know, such as SmolVLM, Idefics 3, LFM2-VL and LLaVA, the text model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

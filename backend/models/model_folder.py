@@ -1,7 +1,5 @@
 """Check a model or adapter folder before opening it: only `model*.safetensors` are opened, and code is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

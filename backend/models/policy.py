@@ -4,8 +4,6 @@ The reference shares the policy's base arrays, so it needs no memory under LoRA 
 diverge at the first update.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Callable, Iterable, Sequence

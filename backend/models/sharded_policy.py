@@ -1,8 +1,6 @@
 """A policy sharded over several machines with mlx-lm's `model.shard(group)`. Layers sum over ranks in the forward pass,
 so all ranks must run the same passes in the same order."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Suggested models with architecture numbers from their config.json, for sizes without a download."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Regression tests of a reward file are completions with their expected scores. `m
 `my_rewards.cases.jsonl`, one per line: {prompt, answer, type, columns, completion, tokens, expected: {function: score
 or null}, calls: {function: its entry, if more than the name}}."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -11,8 +11,6 @@ literals in the source are seen (`computes_names`). An entry of `reward_function
 It is parsed and never evaluated: arguments are literals, and a bare word is text.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import json

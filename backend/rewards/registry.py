@@ -1,8 +1,6 @@
 """Registry of reward functions, and the decorators for reward and map functions. A user's file registers in a separate
 table (`registering_into`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reward weight schedules: constant, linear, or adapted to success rates."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

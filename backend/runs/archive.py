@@ -1,7 +1,5 @@
 """Summary of a run for the list of runs, its working time, and forecasts; reads only both ends of the event log."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

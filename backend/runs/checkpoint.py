@@ -12,8 +12,6 @@ snapshot is a set of references, and nothing is copied. The trainer waits for th
 it the snapshot alone would keep a second copy of the model alive.
 """
 
-from __future__ import annotations
-
 import contextlib
 import filecmp
 import hashlib

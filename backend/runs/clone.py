@@ -7,8 +7,6 @@ The folder appears complete or not at all. A clone is a stopped run, which `resu
 changes of settings that the parent had by that step.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

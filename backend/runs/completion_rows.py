@@ -1,8 +1,6 @@
 """completions.jsonl: its rows as typed dictionaries, those of a group to be scored, an index by step, a completion with
 tools as a text to read, and export. Only the step of a row is checked: code that shows one must expect missing keys."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Every line has `v`, `seq`, `t` (unix seconds), `mono` (the monotonic clock; olde
 truncates events.jsonl and completions.jsonl to the lengths in the checkpoint's state.json, so each step appears once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

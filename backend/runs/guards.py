@@ -1,7 +1,5 @@
 """Guards of a training run: its folder stays in place, and its disk has space for the next save."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sys

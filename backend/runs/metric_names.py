@@ -1,7 +1,5 @@
 """Names of metrics. What leaves this program has TRL's; a user may name a metric either way (`our_name`)."""
 
-from __future__ import annotations
-
 import difflib
 import operator
 import re

@@ -1,8 +1,6 @@
 """Plays a recorded run into a new folder, for demonstrations: its events, completions and log at the recorded times,
 divided by a speed. The lock is held and control words are obeyed, so the window shows a live run."""
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import closing

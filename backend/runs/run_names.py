@@ -5,8 +5,6 @@ keeps its name as `label` in about.json. For any other run it follows from its s
 settings that differ from the defaults.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

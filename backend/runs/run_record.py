@@ -1,7 +1,5 @@
 """A run in a list: summary, notes, parent, disk use, reward curve; the comparison of runs; checkpoints to spare."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

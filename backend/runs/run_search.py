@@ -4,8 +4,6 @@ All words and conditions must hold; `-` negates one, and quotes keep spaces. `:`
 for numbers.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import re

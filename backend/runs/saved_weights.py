@@ -1,7 +1,5 @@
 """The checkpoints and weights in a run folder, and adapters that a run may start from. Reads no arrays."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields

@@ -1,8 +1,6 @@
 """How a run changes and ends on its way: changes of settings, and conditions. config.yaml and `changes.json`, a list of
 every change with the step from which on it holds, determine the run, so a resume repeats it exactly."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ Successive halving (Jamieson & Talwalkar, 2016, arXiv:1502.07943): all configura
 share `keep` of them goes on to a rung 1/`keep` times as far, and so on. So each rung costs about the same.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

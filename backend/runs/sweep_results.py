@@ -1,8 +1,6 @@
 """A sweep's folder, `<runs>/sweeps/<name>/`, with sweep.yaml, results.json (a line for each configuration, written by
 the process that trains), run.lock, control and log.txt. The runs are ordinary run folders beside `sweeps/`."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

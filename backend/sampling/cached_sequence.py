@@ -1,8 +1,6 @@
 """One sequence of tokens with its model's own caches, kept from one turn of a conversation to the next, so only what is
 new is prefilled. Samples the same tokens as a rollout from the same uniforms, but for rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

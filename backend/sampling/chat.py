@@ -4,8 +4,6 @@ Prompts are built as a run's are; token t of turn n uses the uniform of completi
 and tuned share arrays; after full fine-tuning they are two models.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing

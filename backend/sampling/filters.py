@@ -8,8 +8,6 @@ since its additions into histograms are atomic. Sums in float64 on a CPU: float3
 152,000.
 """
 
-from __future__ import annotations
-
 from functools import cache, partial
 from typing import NamedTuple
 

@@ -1,8 +1,6 @@
 """Plain, LoRA and DoRA layers that read the same input, as one matrix product. Adapters are merged into it, or added by
 two small products."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Any

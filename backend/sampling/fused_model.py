@@ -3,8 +3,6 @@
 an input, so no architecture is named; where the fused model's logits differ, decoding runs the policy, and `slow_paths`
 gives the reason."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect

@@ -1,7 +1,5 @@
 """The settings of constrained output, without the engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from backend.utils.documents import parse_json

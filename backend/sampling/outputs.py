@@ -1,8 +1,6 @@
 """Sampled tokens with their log-probabilities, and where each completion ends: end-of-sequence id, length or stop
 string."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 

@@ -2,8 +2,6 @@
 (`scheduler`); models with other caches (state spaces) one group at a time. Keeps exact token ids and
 log-probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 """The cost of a decoding step by its number of rows. On a CPU it is proportional; a GPU computes rows in tiles. Figures
 are measured by others on Metal, for one matrix or model; only ratios are used."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

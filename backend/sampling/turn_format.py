@@ -1,7 +1,5 @@
 """How a model writes tool calls and reads their results: mlx-lm's parsers, transformers' types, the chat template."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

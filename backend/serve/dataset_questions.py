@@ -1,8 +1,6 @@
 """Handlers for the Dataset page: rows, the rendered prompt of one, token counts of all. Every question carries the
 settings that its answer depends on; opened datasets and token counts are cached."""
 
-from __future__ import annotations
-
 import atexit
 import threading
 import time

@@ -1,7 +1,5 @@
 """Handlers that search Hugging Face, download from it and log in to it, by means of `backend.models`."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ when it is first asked. It returns JSON values or raises UserError; any other ex
 "traceback". It may cache costly results, keyed by everything that they depend on (a path and its modification time).
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import json

@@ -4,8 +4,6 @@ A user's code runs confined, and only if the user has allowed its content. The m
 between questions. Scoring imports no mlx.
 """
 
-from __future__ import annotations
-
 import atexit
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext

@@ -1,8 +1,6 @@
 """The tools of a run's settings, read from source text without running it, in the form of the schemas that the model
 reads: for the window, before a user has allowed the files to run."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence

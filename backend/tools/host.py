@@ -1,7 +1,5 @@
 """What sampling asks of whatever runs the tools: a worker process, this process, MCP servers, or several of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The setting `mcp_servers`, and OpenEnv environments: their checks, and what starting a server runs."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

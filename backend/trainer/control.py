@@ -1,8 +1,6 @@
 """Commands to a running trainer: pause, resume, save, stop, finish-step, by a signal or the file `control`, which the
 trainer claims by renaming it to `control.taken`. A request to change settings is the file `change.json`."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

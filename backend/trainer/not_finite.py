@@ -1,7 +1,5 @@
 """A step with a number that is not finite ends the run before it, with its likely cause and the batch in files."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

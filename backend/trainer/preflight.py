@@ -1,7 +1,5 @@
 """Every problem that a user can fix before a run: settings, then model, dataset and reward files. Loads no weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

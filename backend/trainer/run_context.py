@@ -2,8 +2,6 @@
 warm-up a second learner imitates answers first, since GRPO learns nothing while no completion of a group earns a reward
 (marin#8876: start it by pass@G, not by loss)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Inputs of a run that are read before its model, once a process: rows, reward functions, and the rows' prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -2,8 +2,6 @@
 finished step. After a GPU error the run does not end: this process saves it, leaves the event log without a last line
 and the lock held, and its caller execs a program that trains on with smaller micro-batches."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import traceback

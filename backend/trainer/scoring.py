@@ -1,7 +1,5 @@
 """The reward functions, their weights and the advantages of each step, by its stage."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

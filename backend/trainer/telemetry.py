@@ -1,7 +1,5 @@
 """What a run records beside its metrics: completions and their tokens, phases, time, memory and machine use."""
 
-from __future__ import annotations
-
 import math
 import platform
 import re

@@ -1,8 +1,6 @@
 """The training loop: take prompts, sample groups, score them, compute advantages, update the policy, log the step.
 `backend.trainer.run_process` begins and ends a run's process."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Completions of a few rows by the model as a run begins with it, for trying rewards. Keeps the model in memory."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

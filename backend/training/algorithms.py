@@ -1,7 +1,5 @@
 """The algorithm of each `train_mode`, and the learner that makes its updates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from backend.config.config import Config

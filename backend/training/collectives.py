@@ -1,8 +1,6 @@
 """Communication between the ranks of a run, processes with a copy of the model and a share of the rows. All ranks make
 the same calls in the same order; each blocks until all have made it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

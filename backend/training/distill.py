@@ -4,8 +4,6 @@ of a teacher. With w = `distillation_weight`, over a whole optimizer batch:
     loss = (1 − w) · GRPO's loss + w · Σ mask · divergence / Σ mask
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -1,8 +1,6 @@
 """GRPO and its variants (arXiv:2402.03300): the updates of one step. A step has `steps_per_generation` optimizer
 batches, each used for μ = `num_iterations` updates; the first update's pass also yields the old log-probabilities."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass, fields, replace

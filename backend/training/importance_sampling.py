@@ -1,8 +1,6 @@
 """Importance correction by π_old / π_sampler, as TRL's `vllm_importance_sampling_correction`: truncated (Yao et al.
 2025) or masked (Liu et al. 2025)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import mlx.core as mx

@@ -8,8 +8,6 @@ per optimizer batch (`token_weights`), so micro-batches add up. Axes: B rows, T 
 To add a loss: write its term and its weight here, add a row to `LOSSES`. The menu and the command line list it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace

@@ -2,8 +2,6 @@
 tokens, padding and the cost of a pass included (dynamic programming), largest first, so that the allocator's cache
 serves the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

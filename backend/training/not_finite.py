@@ -1,7 +1,5 @@
 """Finds NaN and infinities in a step. Such an update is never applied; it ends the run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ momentum x = ± (c / 127)⁴ · largest, squares x = (c / 255)⁸ · largest. Pa
 update's number; a square above 0 is never rounded to 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

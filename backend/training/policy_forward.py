@@ -1,8 +1,6 @@
 """Micro-batches, and a model's forward passes over them. Prompts are prefilled once for all micro-batches where that
 saves work (`shared_prefix`)."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

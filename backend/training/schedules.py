@@ -1,8 +1,6 @@
 """Learning-rate schedules as functions of the update number. To add one, write its shape here, add it to `SCHEDULES`,
 and list it in `backend.config.settings.training`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ that the teacher reads:
 Rows without such a prompt add 0. One pass without gradient computes the teacher, before the step's updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

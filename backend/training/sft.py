@@ -5,8 +5,6 @@
 which is mlx-lm's `default_loss` and the loss of TRL's SFTTrainer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -6,8 +6,6 @@ accumulate; one more pass per prompt turns those into parameter gradients. By th
 d head size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Diversity of a step's completions, from token ids: within a group and within a completion."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence

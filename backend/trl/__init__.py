@@ -4,8 +4,6 @@ Settings mean what they mean in TRL, with its defaults. A run is a folder like a
 such as a loaded model, is refused by name.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the program says about itself: versions, licences, newer releases, and a problem report without private text."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import platform

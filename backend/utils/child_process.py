@@ -7,8 +7,6 @@ In the child, `claim_stdout` keeps the pipe for answers: neither a `print` in a 
 line between them. The window's side of `backend.serve` is a QProcess (`app.state.processes`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import selectors

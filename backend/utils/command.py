@@ -1,7 +1,5 @@
 """The exact command line of a verb, and the environment it needs; the window shows it and runs it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ Code that writes a file of a run does so inside `writing`. A full disk is no bug
 code 2, its last checkpoint stands, and it can be resumed once there is room.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

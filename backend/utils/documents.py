@@ -1,7 +1,5 @@
 """YAML and JSON that a user supplied, with limits on size and depth, and the whole numbers in such texts."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Of code that the user wrote the traceback belongs to it, in log.txt. Every other
 as `failed`, with its traceback.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Iterable

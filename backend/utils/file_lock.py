@@ -1,7 +1,5 @@
 """Locks on files that die with their process (flock): who holds one is alive, and no pid is trusted."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """Files and paths that a user named: regular files of a limited size, read whole."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import math

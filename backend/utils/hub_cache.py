@@ -4,8 +4,6 @@ Asks no Hub. A link or a path in a stranger's folder could lead to any file of t
 along unseen where the folder is copied or read as rows.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from contextlib import suppress

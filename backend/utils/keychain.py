@@ -1,7 +1,5 @@
 """Our entries in the system's keychain: the Hugging Face token, and keys of the servers that judges ask."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keyring

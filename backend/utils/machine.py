@@ -1,7 +1,5 @@
 """This machine, without mlx: GPU or CPU, the chip, and the memory that a run may use."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """Folders of this machine: our resources, the runs, the preferences, and LM Studio's models. Opens and makes none."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,8 +1,6 @@
 """The header of a safetensors file, which mlx trusts, checked against the file: eight bytes of length, little-endian; a
 JSON header of that length; the arrays' bytes without gaps. The library `safetensors` would load numpy."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from math import prod

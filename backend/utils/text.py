@@ -1,7 +1,5 @@
 """Values that somebody supplied, as text inside a sentence for people."""
 
-from __future__ import annotations
-
 import re
 import reprlib
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """Check and open picture files."""
 
-from __future__ import annotations
-
 import os
 import stat
 from functools import lru_cache

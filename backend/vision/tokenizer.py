@@ -1,7 +1,5 @@
 """The tokenizer of a model that reads images."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

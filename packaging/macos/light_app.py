@@ -8,8 +8,6 @@ It holds the wheel of this checkout (built here unless one is given), the exact 
 scripts of `light/`. It needs nothing of the checkout afterwards, and can be made on any system.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import plistlib

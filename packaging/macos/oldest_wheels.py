@@ -8,8 +8,6 @@ pip takes the newest build that runs on the machine: on macOS 26 it installs mlx
 would not start on macOS 14. `check_bundle.py` finds what is left. Does nothing on other systems.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

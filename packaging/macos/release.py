@@ -9,8 +9,6 @@ NOTARY_KEY with NOTARY_KEY_ID and NOTARY_ISSUER, says who submits to Apple. With
 the output says that macOS will ask people to allow it by hand. CONTRIBUTING.md has the whole story.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

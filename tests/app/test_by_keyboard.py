@@ -1,8 +1,6 @@
 """Every page and dialog by keyboard alone: what Tab reaches, in which order, what it is called, that it leads on, and
 that the place is seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Charts: thinning keeps every peak, gaps stay gaps; axes, legend, zoom, marks, steps by keyboard, files."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

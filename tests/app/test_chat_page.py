@@ -1,8 +1,6 @@
 """The Chat page: choosing, loading, asking, stopping, scoring, and giving the memory back, with a service
 that answers by hand. A real model is asked in test_real_runs.py."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the Completions page finds in a file of any size: filters, full-text search, differences, folding, exports."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Completions page: every completion of a step with its scores; it follows the run until a step is picked."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

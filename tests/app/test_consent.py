@@ -1,7 +1,5 @@
 """Consent to the user's reward code: asked before it first runs and again after a change; a refusal runs nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The Dataset page, driven through its widgets: mapping menus, rows requested when visible, the rendered prompt,
 counts, faults; and the line that summarises the dataset on Train."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """What the desktop hears of a run: notifications on a real D-Bus, a click on one, the icon's progress; and what is news
 at all."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

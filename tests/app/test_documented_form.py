@@ -1,8 +1,6 @@
 """The form against the document that users come from, MLX LoRA Studio's guide to GRPO: its words, order, pickers and
 toggles."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 import pytest

@@ -1,7 +1,5 @@
 """The draft: raw values in, problems and YAML out, nothing lost between launches; every change can be undone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

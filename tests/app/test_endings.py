@@ -1,8 +1,6 @@
 """Every way in which a run can end or fall silent, as the window shows it: header, strip, title, Monitor, and what it
 offers."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

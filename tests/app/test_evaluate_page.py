@@ -1,8 +1,6 @@
 """The Evaluate page: the result first, its figures and rows, both sides of a row, and an evaluation that is being
 made."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

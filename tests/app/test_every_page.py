@@ -3,8 +3,6 @@ blocks the event loop.
 
 The walk through all of it by keyboard is in test_by_keyboard.py."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

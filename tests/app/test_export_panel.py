@@ -1,7 +1,5 @@
 """The export dialog: what there is to choose, what stands in the way, the command, progress and the result."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Sequence

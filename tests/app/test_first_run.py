@@ -3,8 +3,6 @@
 docs/guide/grpo.md describes the path; a longer one must change both.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -2,8 +2,6 @@
 of the same values; problems stand where they are mended.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

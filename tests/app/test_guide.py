@@ -1,7 +1,5 @@
 """The guide: a paragraph for all that exists, links that lead somewhere, and the page that shows it."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

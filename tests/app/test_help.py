@@ -1,7 +1,5 @@
 """The Help menu: About with versions and licences, the shortcuts, the glossary, and the check for updates."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Training on Hugging Face from the window: the dialog, the run that it makes, and how such a run is shown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

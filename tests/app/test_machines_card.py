@@ -1,8 +1,6 @@
 """The Machines card: one line while a run has one machine; else the list, which is edited and saved, and its check,
 which never blocks."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The Monitor page shows what the run folder holds, live or archived, with its findings, and never blocks."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

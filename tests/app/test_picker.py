@@ -1,7 +1,5 @@
 """The picker: typing filters, the arrows move, Enter takes; the Hub is a question away, and no page waits for it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

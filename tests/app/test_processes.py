@@ -1,7 +1,5 @@
 """Backend processes: a training outlives its window; the service never blocks, and survives the death of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -6,8 +6,6 @@ exception that reaches `sys.excepthook` fails the walk. The suite walks a little
 each seed, which take 20 to 40 seconds.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import sys

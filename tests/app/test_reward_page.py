@@ -1,8 +1,6 @@
 """The Rewards page with a real desk: sample, score, edit, save and score again, cases, consent, giving up, every
 width."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """A run followed from its folder: metrics, state, clock, progress before the first step, and an event loop that is
 never blocked."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The queue in the window: what waits, who runs it, the run that it starts, and its panel."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The Runs page: what is in the runs folder, in which state, how it is found again, and what can be done with it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

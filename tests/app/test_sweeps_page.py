@@ -1,7 +1,5 @@
 """The Sweeps page: the forecast of a sweep, and results that are read from its folder as they come."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The main window: pages built when first shown, actions by the run's state, questions on closing, files, themes, first
 launch."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -2,8 +2,6 @@
 correctly. That they do less work is counted in tests/sampling/test_rollout.py and tests/training/test_loss_family.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict

@@ -1,8 +1,6 @@
 """`bench device` and `bench report`: the order of the tasks, the file after every task, a whole tiny bench, the
 tables."""
 
-from __future__ import annotations
-
 import getpass
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ Files have the names that the documents use; RUN and the like stand for real one
 Mac, an account) has a stand-in: a Hub on this machine, an `ssh` that stays here, an `ollama` that only listens.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

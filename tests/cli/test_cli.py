@@ -3,8 +3,6 @@
 Verbs run in this process (typer's CliRunner) unless the test is about the process itself.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

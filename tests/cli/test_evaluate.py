@@ -1,7 +1,5 @@
 """`evaluate` on the command line: both spellings, tables and JSON, files, mistakes in one sentence, a clean stop."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """How the command line meets a person: its own verb alone, the nearest word, completion in a shell; and text of others
 stays text in a terminal, whichever verb prints it and whatever encoding the terminal has."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

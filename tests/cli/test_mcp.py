@@ -1,7 +1,5 @@
 """`mcp`: an assistant reads runs, and trains only with permission."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

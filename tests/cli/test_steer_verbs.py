@@ -1,7 +1,5 @@
 """The verbs that steer from a terminal: `change` while a run trains, `resume --set`, and `queue …`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

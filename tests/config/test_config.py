@@ -1,7 +1,5 @@
 """Every setting has a label and help, refuses invalid values, and means the same in a file as in the form."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import product

@@ -1,7 +1,5 @@
 """Presets: each loads, has a title and a sentence, changes only the settings it may, and previews its changes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Images of rows: columns, parts, files of every kind, broken ones, and their tokens in the prompt."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Labelled rows: what is imitated of each, and what is said of rows without labels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

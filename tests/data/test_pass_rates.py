@@ -1,7 +1,5 @@
 """Draws by pass rate: the chance of a signal, the posterior, and which rows come."""
 
-from __future__ import annotations
-
 import random
 import time
 from itertools import combinations, islice

@@ -1,7 +1,5 @@
 """The answers behind the Dataset page: rows, columns, splits, errors, and the very tokens of training."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

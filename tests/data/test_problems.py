@@ -1,7 +1,5 @@
 """Rows become problems: columns, system messages, the chat template, and prompts that are too long."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

@@ -1,7 +1,5 @@
 """Rows are read from every kind of file, from folders and from the Hub; errors are one sentence."""
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Streamed rows are those read into memory, in the same order, with the same error messages."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The bundled demos: their files are those of the scripts, no held-out row is trained on, no network is needed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """The control channel in one process: ranks are threads, and a dead rank is a closed or unread socket."""
 
-from __future__ import annotations
-
 import io
 import resource
 import socket

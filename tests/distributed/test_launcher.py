@@ -1,7 +1,5 @@
 """The launcher with stand-ins for the ranks: processes with the real control channel and without MLX."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

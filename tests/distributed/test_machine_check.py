@@ -1,7 +1,5 @@
 """The check of several machines: findings, failures of ssh and programs, a model's copy, nothing left running."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

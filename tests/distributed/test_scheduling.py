@@ -1,7 +1,5 @@
 """How a step is shared among ranks of unequal speed, what each waits, and when a rank counts as hung."""
 
-from __future__ import annotations
-
 import heapq
 import io
 import random

@@ -4,8 +4,6 @@ The ranks are threads that compute in turns, over the leader's and the worker's 
 for each, joined by mlx's ring or by MPI.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The verb `endpoint` as OpenAI's own client uses it, in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

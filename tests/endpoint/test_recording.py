@@ -1,7 +1,5 @@
 """Sessions of an endpoint: ids that continue, and rows to train on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training on the sessions that an agent's own loop has recorded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

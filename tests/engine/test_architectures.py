@@ -5,8 +5,6 @@ sentence.
 CI tries one type per mechanism (REPRESENTATIVE) and compares it with the record, `make proofs` all of them.
 """
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 from pathlib import Path

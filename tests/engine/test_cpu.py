@@ -1,7 +1,5 @@
 """Stand-ins for x86: sliced matrix products and swiglu equal the plain ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """OpenBLAS in place of mlx's BLAS, and a kernel folder for each rank. Each case runs in its own process."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

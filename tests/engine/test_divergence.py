@@ -1,8 +1,6 @@
 """The divergence from a teacher: TRL 1.16's numbers (its `ChunkedDivergenceFunction` and `generalized_jsd_loss` under
 PyTorch, in golden/divergence.json), whichever way the head is learned."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Log-probabilities and entropies with shared prompts and chunked logits equal the definition."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The chunked gated delta rule equals the recurrence token by token, in value and gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

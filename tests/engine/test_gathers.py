@@ -1,7 +1,5 @@
 """Gathers as on a GPU: the same values and gradients as mlx's own, without a scatter-add."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Kernels of our own compute what plain mlx does: on Metal as they are, elsewhere their bodies compiled as C++."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

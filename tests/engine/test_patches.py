@@ -1,7 +1,5 @@
 """The patches of mlx-lm: what they replace, that uninstall restores it, and that no number changes."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable

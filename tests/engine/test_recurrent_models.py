@@ -1,7 +1,5 @@
 """Models with a recurrent state: mlx-lm's numbers, and on Metal one path for eval and train mode."""
 
-from __future__ import annotations
-
 import importlib
 from itertools import pairwise
 from types import SimpleNamespace

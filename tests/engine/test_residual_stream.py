@@ -1,7 +1,5 @@
 """In a model of 16 bits the residual stream is float32, where the model allows it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ stand-in.
 That llama.cpp computes the same logits is shown by the proof at the end, where its library is at hand.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ mlx-lm's own model.
 test_export_transformers.py loads them with transformers and peft.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Export: the model computes what the trained one does, LM Studio finds it, and it is whole or not there."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import json

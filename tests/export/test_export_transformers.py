@@ -3,8 +3,6 @@
 tests/trainer/test_import_transformers.py goes the other way.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

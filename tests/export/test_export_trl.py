@@ -1,7 +1,5 @@
 """`export --to trl`: the folder stands alone, with the run's rows and rewards and nothing of this machine."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

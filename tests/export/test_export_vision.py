@@ -1,7 +1,5 @@
 """The export of a vision model keeps the part that reads images: mlx-vlm, and so LM Studio, opens it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Adapters of peft carried onto a model of mlx-lm, without torch."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

@@ -7,8 +7,6 @@ TRL and torch are no part of this project. TRL_PYTHON names a Python that has th
     TRL_PYTHON=somewhere/bin/python make proofs
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

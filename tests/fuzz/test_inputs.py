@@ -1,8 +1,6 @@
 """Settings and files of rows drawn at random, sound and broken: whatever reads them raises UserError, in one line, or
 accepts them, writes them back unchanged, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """Rules for imports, checked by reading every import statement of `app/` and `backend/`, lazy ones included."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """A Hub on this machine that runs jobs, with a token for it, and settings of a tiny run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs that train as jobs of Hugging Face, against a Hub on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

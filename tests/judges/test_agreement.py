@@ -1,7 +1,5 @@
 """Agreement of a judge with labels and with itself; planted biases are found, and unbiased judges are not accused."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

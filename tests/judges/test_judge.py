@@ -1,7 +1,5 @@
 """Judges that ask a server: prompts, replies, failures, and what is kept."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

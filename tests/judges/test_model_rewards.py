@@ -1,7 +1,5 @@
 """Models among the reward functions: their place in a stage, what the worker gets, and errors."""
 
-from __future__ import annotations
-
 import gc
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Search, download and resume against a Hub on 127.0.0.1; every failure leaves the cache valid."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Models and datasets on this machine, and whether mlx-lm can load them, from names, sizes and config.json."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

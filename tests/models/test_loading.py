@@ -1,7 +1,5 @@
 """Folders of strangers: opening one ends in a model or in one sentence, and runs nothing of theirs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """Loading a policy and its reference: what trains, what is shared, what is refused, what is saved."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

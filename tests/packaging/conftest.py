@@ -1,7 +1,5 @@
 """Shared by the tests of what is packaged: the scripts of packaging/ as modules, and a wheel of this checkout."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

@@ -4,8 +4,6 @@ installed.
 Building the app takes minutes and is `make app-test`'s (test_frozen.py); here its rules are held against the installed
 packages."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -5,8 +5,6 @@ nothing else, so neither this machine's Python nor its compiler can help. The bu
 $GRPO_STUDIO_BUNDLE names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

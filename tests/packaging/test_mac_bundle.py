@@ -2,8 +2,6 @@
 packed, with stand-ins for Apple's tools that note how they are called. A real certificate is in
 docs/mac-checklist.md."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

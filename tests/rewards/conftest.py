@@ -1,7 +1,5 @@
 """Fixtures of the tests of reward files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from textwrap import dedent
 

@@ -1,7 +1,5 @@
 """`code_tests`: programs are scored by the tests that they pass, and hostile ones get nothing."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

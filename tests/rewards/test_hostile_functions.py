@@ -1,7 +1,5 @@
 """Hostile reward functions in the worker: each costs one clear message at most, and the next scoring works."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

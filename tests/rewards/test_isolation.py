@@ -1,7 +1,5 @@
 """The reward functions' own process: what goes wrong in it is one sentence, and what comes out of it is not trusted."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

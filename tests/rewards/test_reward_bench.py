@@ -1,7 +1,5 @@
 """Scoring outside a run: the bench process, kept cases, the window's questions, the command line."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

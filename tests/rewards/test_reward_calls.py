@@ -1,8 +1,6 @@
 """Entries of reward_functions are parsed, made canonical, and refused in one sentence without running code; the
 catalogue reads names and sentences from source text as running it would register them."""
 
-from __future__ import annotations
-
 import keyword
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A user's reward file, written for mlx-lm-lora or for TRL, runs as its library would run it, or fails in one
 sentence."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import sys

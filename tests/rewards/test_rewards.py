@@ -1,8 +1,6 @@
 """The five r1 functions score as documented; scoring a step fills every completion or stops the run in one printable
 line; weights follow their schedule exactly, also after a resume."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The shipped rewards besides the five r1 functions score as their tables say, and no text makes them slow or fail."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Checkpoints are written beside training and appear whole; which of a folder's are kept, newest and best."""
 
-from __future__ import annotations
-
 import gc
 import json
 import threading

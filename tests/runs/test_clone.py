@@ -1,8 +1,6 @@
 """Clones: a warm one goes on as its parent would have, a cold one starts from its weights, and what does not fit is
 refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

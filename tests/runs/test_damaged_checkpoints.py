@@ -1,8 +1,6 @@
 """A checkpoint that is not as it was written is noticed, set aside and said, and the run goes on from the one before,
 to the same end."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """The event log: whole lines, one writer, and followers that miss nothing and repeat nothing, whatever happens to the
 file."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

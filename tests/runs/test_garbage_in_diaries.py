@@ -1,8 +1,6 @@
 """Anything may lie between the lines of an event log or of completions.jsonl: every reader goes on, and so does the
 run."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

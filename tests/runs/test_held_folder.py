@@ -1,8 +1,6 @@
 """A run's folder that is moved, deleted or taken over while it trains, and locks that do not hold: nothing is lost,
 nobody writes twice."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

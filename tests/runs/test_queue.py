@@ -1,7 +1,5 @@
 """The queue: an order in a file that survives everything, changed by one process at a time."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Run folders: their names, how they are found and made, the lock that ends with its process, control words."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """What a list of runs knows: notes, records, the search, disk use, and comparisons."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

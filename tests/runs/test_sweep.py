@@ -1,8 +1,6 @@
 """Runs of a sweep compute what they compute alone, share one base in memory, and outlive stops, kills and GPU errors of
 it."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """A sweep's file: which runs it means, what halving costs, and a sentence for every fault."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

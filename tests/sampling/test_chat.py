@@ -1,7 +1,5 @@
 """A chat against a rollout of the same weights; what is loaded, kept in the cache, and left after a stop."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

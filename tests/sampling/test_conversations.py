@@ -1,7 +1,5 @@
 """Completions that call tools: tokens, masks and log-probabilities, whatever the tools' latency."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The fused model computes what the policy does: same log-probabilities, fewer products, no lasting memory."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 from typing import Any

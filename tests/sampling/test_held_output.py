@@ -1,7 +1,5 @@
 """Output held to a regular expression or a JSON schema, with several tokenizers."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Penalties: the same policy in sampling and in learning, against a loop over tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

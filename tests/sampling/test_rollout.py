@@ -1,7 +1,5 @@
 """Rollouts against the whole model: tokens, log-probabilities, ends, and independence of the batch."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One sampled token: its distribution is the filtered one, its log-probability the unfiltered policy's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Tool calls in a turn's ids, and the ids between two turns."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

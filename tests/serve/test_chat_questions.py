@@ -1,7 +1,5 @@
 """The Chat page's questions: what is loaded, the text as it comes, an answer with what scores it, a cancelled one."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

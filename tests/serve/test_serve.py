@@ -1,8 +1,6 @@
 """`python -m backend serve`: every question gets exactly one final message, only messages reach stdout, and no question
 blocks another."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Adapters on disk as a run leaves them (`backend.runs.checkpoint`), without a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A table of cases as one test: a parametrized one costs ten milliseconds a case, whatever the case does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

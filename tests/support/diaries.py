@@ -1,7 +1,5 @@
 """Event logs that real runs of the demo's model wrote, healthy and sick, in `tests/golden/diaries/NAME.jsonl.gz`."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A GPU that fails where a test says: evaluations raise what mlx raises on a Mac, and so do all later ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """An `ssh` on PATH that runs commands here, with a home folder for each host, or in a network namespace."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Batches for the forward pass, and their log-probabilities by definition: each row alone, plain autodiff."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of health rules in docs/guide/charts.md: `python -m tests.support.health_page` writes it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from backend.trainer.health.rules import RULES

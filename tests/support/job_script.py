@@ -2,8 +2,6 @@
 
 Its arguments: an adapter's folder, and the number of steps."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A server with the interface of OpenAI on 127.0.0.1, for tests of judges."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """A keychain in memory, for tests."""
 
-from __future__ import annotations
-
 from keyring.backend import KeyringBackend
 
 

@@ -1,7 +1,5 @@
 """A probe of how long the event loop is blocked at a time."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

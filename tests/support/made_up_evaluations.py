@@ -1,7 +1,5 @@
 """Evaluations without a model: made-up completions through the real arithmetic."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs the body of a Metal kernel as C++: the small part of Metal that the bodies use, on threads."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

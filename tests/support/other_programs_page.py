@@ -1,7 +1,5 @@
 """docs/other-programs.md, written from the tables: `python -m tests.support.other_programs_page`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from backend.config.other_programs.keys import IgnoredKey, Refused, Translated, Words

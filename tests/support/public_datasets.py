@@ -1,7 +1,5 @@
 """Stand-ins for public repositories of the Hugging Face Hub, with rows of our own."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path

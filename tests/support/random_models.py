@@ -1,7 +1,5 @@
 """Tiny random models: every file that mlx_lm.load needs, a few hundred kilobytes, no network."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from functools import cache

@@ -1,7 +1,5 @@
 """A run as the trainer leaves it, with random trained weights, without training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Valid settings away from their defaults: drawn at random, or all of them at once."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

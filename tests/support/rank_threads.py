@@ -1,7 +1,5 @@
 """Ranks as threads of one process, one of which computes at a time: collectives and control channel."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable

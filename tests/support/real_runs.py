@@ -1,7 +1,5 @@
 """Runs of every kind, made by the real trainer and the command line: what the pages of the window are walked over."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ every rule of the doctor that a model of this size can show. A new one:
     python -m tests.support.record_diaries lr-2 --story "A rate of 2." --signs not_a_number --set learning_rate=2.0
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

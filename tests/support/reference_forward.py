@@ -1,7 +1,5 @@
 """Random completions, and their log-probabilities by a plain forward pass without micro-batches or caches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

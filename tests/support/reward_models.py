@@ -4,8 +4,6 @@ The scores there are those of TRL 1.16 (`GRPOTrainer._calculate_rewards`, float3
 the same weights and tokenizer: "chat" of a user's message and its answer in the template, "plain" of both as they are.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

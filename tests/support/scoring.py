@@ -1,7 +1,5 @@
 """Builds completions and scores them with `reward_functions` entries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Completions whose turns are given: the model computes log-probabilities, and the text is the script's."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a model that is divided among ranks must compute as one machine does."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

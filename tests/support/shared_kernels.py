@@ -1,7 +1,5 @@
 """CPU kernels that mlx compiles, shared between the worker processes of one test run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

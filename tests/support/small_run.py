@@ -1,7 +1,5 @@
 """A very short run: a tiny random model, eight rows, and settings under which a step takes a few milliseconds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

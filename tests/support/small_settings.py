@@ -1,7 +1,5 @@
 """Settings that tests of learning share: a small adapter, and an optimizer whose step is the gradient."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SMALL_LORA: dict[str, Any] = {"data": "none", "num_layers": -1, "rank": 4, "scale": 2.0}

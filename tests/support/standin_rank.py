@@ -1,7 +1,5 @@
 """A rank without MLX for tests of the launcher: the real control channel, and a gather through files."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

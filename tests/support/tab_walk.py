@@ -1,7 +1,5 @@
 """A walk through a window by Tab alone: the stops in their order, and what stands in the way."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

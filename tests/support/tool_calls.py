@@ -1,7 +1,5 @@
 """Conversations of a tool host: their turns, and what reward functions give them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

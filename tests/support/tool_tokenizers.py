@@ -1,7 +1,5 @@
 """The tiny tokenizer with a chat template for tools."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

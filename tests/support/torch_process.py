@@ -1,7 +1,5 @@
 """A process with torch, transformers and peft, for proofs against them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A run folder with checkpoints of noise, made without training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a trainer does to its run folder, done by a test: the lock, events, checkpoints."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """An upload in a process of its own, which a test can kill."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 from multiprocessing.process import BaseProcess

@@ -1,7 +1,5 @@
 """The verbs of the command line, called in this process."""
 
-from __future__ import annotations
-
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app

@@ -5,8 +5,6 @@ A family works if our program opens its text model and computes mlx-vlm's logits
 `tests.support.vision_models`; each other needs a processor of its own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

@@ -3,8 +3,6 @@
 The weights have the names of mlx-vlm's converted models (`vision_tower.…`, `language_model.model.…`).
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

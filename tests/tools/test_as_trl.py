@@ -1,8 +1,6 @@
 """TRL 1.16's own tests of tools and environments (tests/test_grpo_trainer.py), against `backend.train`: the same tools,
 environments and completions, and what TRL asserts of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tools of MCP servers: a real server over stdio and over HTTP on this machine, and what may go wrong with one."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

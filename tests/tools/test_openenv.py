@@ -1,7 +1,5 @@
 """Environments of OpenEnv: a server with a Python of its own, and what may go wrong with one."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Calls of tools, run in this process: order, time limits, errors and environments."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Tools in the reward worker: what goes wrong in one is a result that the model reads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

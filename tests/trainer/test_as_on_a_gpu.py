@@ -4,8 +4,6 @@ sums.
 The whole suite runs so with `make test-as-gpu`; these few stand for it every time.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

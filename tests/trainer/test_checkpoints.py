@@ -1,8 +1,6 @@
 """Which checkpoint is the best, the run that ends with it or goes back to one, adapters that start from trained ones,
 and the settings that a checkpoint was trained with."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

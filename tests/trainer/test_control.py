@@ -1,8 +1,6 @@
 """Commands from the control file, stop signals, and settings changed during a run: each is obeyed once, nothing keeps a
 run from stopping, and a resume from either side of a change repeats it exactly."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,8 +1,6 @@
 """Evaluations: on disk and in a sentence, intervals over prompts, paired differences and pass@k; scoring beside
 sampling; a run beside its base."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

@@ -5,8 +5,6 @@ After a GPU error the next process is here the next call of `train`, which takes
 exec; tests/cli/test_steer_verbs.py has real ones.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,8 +1,6 @@
 """Health rules: each finds its sickness in recorded runs, none finds anything in a healthy one; what a resumed run
 reports."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Runs whose reward functions have a process of their own, which is the default; trial completions for the reward
 bench, and what it says of their scores."""
 
-from __future__ import annotations
-
 import os
 from itertools import islice
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`from backend import train`: a program's own functions, rows, callbacks, optimizer and schedule, in a run like any
 other."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

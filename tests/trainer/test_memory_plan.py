@@ -1,8 +1,6 @@
 """The estimate is within 15 % of the measured peak, plans keep to their limit, and runs that cannot fit are refused in
 a sentence."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

@@ -1,8 +1,6 @@
 """What a run reads: its dataset once and its reward files once; streamed and mapped rows, evaluation sets, cut prompts,
 pictures; the presets of public datasets, against stand-ins of their repositories."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,8 +1,6 @@
 """A run, a YAML and a reward file made by the program of November 2026 open unchanged, whatever has been renamed
 since."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

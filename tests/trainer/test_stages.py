@@ -1,8 +1,6 @@
 """How a step is scored and which prompts it takes: stages, with settings and rows of their own, reward weights that
 vary, dynamic sampling; runs that end before their last step as planned."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

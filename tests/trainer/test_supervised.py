@@ -1,8 +1,6 @@
 """Supervised runs, and the supervised warm-up of a GRPO run: losses in place of rewards, the end of the warm-up,
 resumes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

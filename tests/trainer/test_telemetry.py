@@ -4,8 +4,6 @@ awake while a run works, and heat is noted.
 The caffeinate here is a script that behaves like Apple's: it ends with the process that -w names.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

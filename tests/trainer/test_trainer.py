@@ -1,8 +1,6 @@
 """A run from its first event to its last: what it writes, that it learns, and that nothing is lost when it is
 interrupted."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Packing, splitting into micro-batches, length metrics and the importance correction."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations, pairwise
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The algorithm's own bookkeeping, without a model: what the settings make of it, and how the metrics of micro-batches
 become a step's."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The learner's state and randomness, and the loss that the guide of MLX LoRA Studio documents."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from pathlib import Path

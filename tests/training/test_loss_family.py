@@ -2,8 +2,6 @@
 of `policy_loss` over the whole batch, with a forward pass without micro-batches, skipped rows or shared prompts.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from functools import cache

@@ -1,7 +1,5 @@
 """The table of losses: TRL's numbers, numbers computed by hand, and invariances."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Optimizers and clipping against numbers computed independently."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

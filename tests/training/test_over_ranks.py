@@ -4,8 +4,6 @@ The ranks are threads that compute in turns (`tests.support.rank_threads`): what
 code as between processes, but for the transport.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """The reference of the KL term: a copy that follows the policy, or an adapter of the base trained before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

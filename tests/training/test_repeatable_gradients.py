@@ -6,8 +6,6 @@ end with other weights. Linux cannot run them, but has the same graph: a CPU tha
 graph of a step walked.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Self-distillation: loss, gradient and texts are TRL's, and the teacher is the policy after the other prompt."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

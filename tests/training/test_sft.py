@@ -1,7 +1,5 @@
 """Supervised fine-tuning learns what mlx-lm's trainer and TRL's SFTTrainer learn."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

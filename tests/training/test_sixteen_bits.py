@@ -1,8 +1,6 @@
 """In 16 bits the sampler and the learner are the same policy as far as the format allows, and what remains is measured
 and corrected."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Prompts with pictures: log-probabilities, metrics and gradients against mlx-vlm's full forward pass and TRL."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Sequence

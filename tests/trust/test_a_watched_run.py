@@ -1,8 +1,6 @@
 """A run from the queue whose reward functions hunt for tokens, watched from outside: what it writes, its command lines,
 its sockets."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Configurations and code that users bring, as guides and manuals of other trainers print them: each runs here, with a
 tiny model, rows made on the spot and fewer steps. `trl` is `backend` where docs/library.md says so."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import json

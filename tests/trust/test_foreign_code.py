@@ -1,8 +1,6 @@
 """A run folder of somebody else names a reward file or a hosts file: no verb runs it, and no machine is contacted,
 before a person has allowed the file."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

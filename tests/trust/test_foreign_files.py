@@ -1,8 +1,6 @@
 """Files of somebody else bring none of the user's along: no link of a folder that goes to an export or another machine,
 and nothing that a dataset's README or rows name, which is opened in its own repository alone."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

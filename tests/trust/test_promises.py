@@ -1,8 +1,6 @@
 """Promises of docs/security.md that no other room's tests prove: what is never loaded, never followed, never shown as
 HTML, never opened, and what only its owner may read."""
 
-from __future__ import annotations
-
 import ast
 import os
 import pickle

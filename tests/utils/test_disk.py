@@ -1,7 +1,5 @@
 """A file that cannot be written: the line, file or folder stays whole, and the sentence names it and the cause."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

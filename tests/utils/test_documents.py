@@ -1,7 +1,5 @@
 """YAML and JSON are read with limits, and a path, file or document that cannot be used gets a sentence at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Any value becomes one short printable line; and what the program says about itself and its machine."""
 
-from __future__ import annotations
-
 import getpass
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The conversation: prompts, and below each the answers side by side with their scores and times."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

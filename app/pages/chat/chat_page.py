@@ -1,7 +1,5 @@
 """The Chat page: base and tuned model side by side, on one's own prompts or those of the dataset."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The Completions page: the completions of a step, or those that a filter or search finds in the run."""
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping, Sequence

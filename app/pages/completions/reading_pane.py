@@ -1,7 +1,5 @@
 """A completion in close-up: parts folded away, tokens coloured by a number, or what differs from another completion."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

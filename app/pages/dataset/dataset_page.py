@@ -1,7 +1,5 @@
 """The Dataset page: path, use of columns and splits, counts, the table of rows, and the exact prompt of one row."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath

@@ -1,7 +1,5 @@
 """The rows of a dataset: a table that requests chunks of rows as they scroll into view, and one row in full."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The Evaluate page: held-out figures before and after training with intervals, and the rows behind them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The Guide page: the contents with a search, and a chapter in the theme's colours, scrolled to a paragraph."""
 
-from __future__ import annotations
-
 from PySide6.QtCore import QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QKeySequence, QResizeEvent, QShortcut, QTextCursor
 from PySide6.QtWidgets import QFrame, QTextBrowser, QTreeWidget, QTreeWidgetItem, QWidget

@@ -1,7 +1,5 @@
 """The Monitor page: what a run is doing, and what it has learned when it is done."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer

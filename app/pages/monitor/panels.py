@@ -1,7 +1,5 @@
 """The panels around the charts: tiles with single figures, the machines of a run, and the log."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The dialog that changes settings of a live run, with their present values and the changes so far."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

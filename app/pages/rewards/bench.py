@@ -1,7 +1,5 @@
 """The bench: the source of its completions, its findings, the reward functions with their scores, every completion."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The user's reward file: an editor with syntax colours, the last error with its traceback, saving and creating."""
 
-from __future__ import annotations
-
 import html
 import keyword
 import re

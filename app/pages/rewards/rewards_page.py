@@ -1,7 +1,5 @@
 """The Rewards page: completions from the model, a run, a file or the clipboard, scored by every reward function."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path

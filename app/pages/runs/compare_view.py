@@ -1,7 +1,5 @@
 """Several runs on the same charts, their settings and results in tables, and completions of the same prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

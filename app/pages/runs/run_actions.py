@@ -1,7 +1,5 @@
 """What can be done with the selected runs: when an action applies, the trash, and the dialogs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

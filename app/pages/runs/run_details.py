@@ -1,7 +1,5 @@
 """Details of the selected run beside the table: note and tags to edit, its family, settings and disk use."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

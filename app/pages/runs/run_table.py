@@ -1,7 +1,5 @@
 """The archive of runs as a table: a row for each run, columns to choose and order, filtered by a test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The Runs page: the archive of runs, with search, details and actions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The column beside the form: notices, summary of the run, problems, memory, help on a setting, and the command."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The Machines card of the Train page: the settings of a run on several machines, their list, and its check."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 `Picking` connects the model and dataset fields to it, and shows facts about a model below its field.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The reward functions as a block of the form: the table, the arguments of its current row, and two buttons."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The Train page: the form in two densities, and the launch column beside it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress

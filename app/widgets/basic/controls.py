@@ -1,7 +1,5 @@
 """Basic input widgets: number, combo box, switch, check box, path, search, link, segments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

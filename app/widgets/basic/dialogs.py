@@ -1,7 +1,5 @@
 """The base of our dialogs, questions, the desktop's file dialogs, and opening files and links in other programs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Our line icons (resources/icons, SVG with `currentColor`) as QIcon and QPixmap in a colour of the palette."""
 
-from __future__ import annotations
-
 from functools import cache, lru_cache
 from typing import Any
 

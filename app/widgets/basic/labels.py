@@ -1,7 +1,5 @@
 """Labels, buttons, tool tips and key names in our fonts and style sheet roles, and the empty state of a page."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Layouts in one expression, cards, scroll areas, and helpers for visibility and style sheet properties."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Numbers, durations and times as text: three significant digits, thin spaces, a dash for a missing value."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Our tables: a model over a list of rows, and a view with plain headers whose rows can be copied."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A scrolling grid of plots, and what concerns all of them: zoom, the menu of the charts, saving them as files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The curves of a plot and their arithmetic: thinning that keeps peaks, smoothing, stacking, axis ranges."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

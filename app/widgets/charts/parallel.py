@@ -1,7 +1,5 @@
 """Parallel coordinates: an axis for each setting that varies and one for the metric, a line for each run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

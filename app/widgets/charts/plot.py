@@ -1,7 +1,5 @@
 """One chart: a card with a title, a legend with the newest values, and curves over steps; charts as files."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The pyqtgraph view of a plot: axes in our fonts and colours, curves, bands, marks, current step, pointer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The base class of the editors of settings: a label above, the control, and notes and problems below."""
 
-from __future__ import annotations
-
 import tomllib
 from typing import Any
 

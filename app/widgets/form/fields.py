@@ -1,7 +1,5 @@
 """One field class for each kind of setting: how a raw value becomes text or a choice, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial

@@ -1,7 +1,5 @@
 """Search over settings by label, key, block, names in other programs, choices and help."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt, QTimer, Signal

@@ -1,7 +1,5 @@
 """The tools that the model may call: a table with ticks, and the schema of one as the model reads it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """Raw values of settings as text for a line edit, and back."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

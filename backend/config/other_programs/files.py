@@ -1,8 +1,6 @@
 """Files of settings: any of another program as one of ours, ours as one for mlx-lm-lora, the problems of a file that
 is opened: its lines, and which keys were probably meant."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

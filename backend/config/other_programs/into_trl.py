@@ -2,8 +2,6 @@
 that only rename a setting are read backwards; the functions here undo the others. The exported train.py follows our
 learning-rate curve; these arguments are what `trl grpo` does without it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of the keys of another program, and the file whose keys are being translated."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The keys of mlx-lm-lora 5.10, MLX LoRA Studio, mlx-lm 0.32, and mlx-grpo (its README, and its TrainingArgs)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

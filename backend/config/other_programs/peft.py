@@ -1,7 +1,5 @@
 """PEFT's LoraConfig, as `peft_config` of a file for TRL and in the file of a trained adapter (peft 0.21.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Translates the keys and values of TRL, mlx-lm-lora, mlx-lm and mlx-grpo into our settings, and reports on each key.
 Validates nothing. Where two programs have a key, or a key is ours too, the program of the file decides."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache

@@ -5,8 +5,6 @@ batches an update, and `steps_per_generation` batches are sampled at once (by de
 `steps_per_generation` prompts and makes `num_iterations` × `steps_per_generation` updates. Schedules are those of
 transformers/optimization.py, `get_scheduler`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

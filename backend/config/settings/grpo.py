@@ -1,7 +1,5 @@
 """Sampling, loss, advantages and rewards."""
 
-from __future__ import annotations
-
 import ast
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model, its adapters and their precision; how rows become prompts, and where metrics are reported."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Length of the run, optimizer, evaluation, and use of the machine."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated
 

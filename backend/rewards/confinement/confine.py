@@ -5,8 +5,6 @@ as the system supports it. Does not prevent filling the disk, reading other file
 `multiprocessing` keeps its locks.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -5,8 +5,6 @@ parent and subreaper (prctl(2), PR_SET_CHILD_SUBREAPER). macOS: a child that end
 Apple's frameworks fail after fork.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -15,8 +15,6 @@ seccomp_filter.rst, include/uapi/linux/{seccomp,filter,bpf_common}.h, syscall_64
 over `struct seccomp_data`; it sees no memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import functools

@@ -1,8 +1,6 @@
 """Shipped reward functions that compare a completion's answer with the dataset's. No text makes them slow: what they
 read of an answer is short, arithmetic is bounded, and math-verify runs in a child process with a time limit."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

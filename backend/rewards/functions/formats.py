@@ -5,8 +5,6 @@ expression has a time limit.
 Length rewards count the sampled tokens, with the end of the sequence and, as in TRL, the results of tools. Their limit
 is the run's `max_completion_length` by default. They return None where the sampled tokens are not known."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

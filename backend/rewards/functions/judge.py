@@ -1,7 +1,5 @@
 """Shipped rewards from outside: of a language model, which `backend.judges` asks, or posted by an agent's own loop."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import urlsplit
 

@@ -4,8 +4,6 @@ Equal texts, whole numbers and words are decided here; the rest goes to math-ver
 answer such as 9^{9^9} keeps sympy inside one call into C that nothing can interrupt. Each comparison has a limit on its
 processor time (SIGPROF, whose default action ends the process); the next one starts another child."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import re

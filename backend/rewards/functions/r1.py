@@ -5,8 +5,6 @@ hostile, so every scan passes over it a fixed number of times; no pattern here c
 The first sentence of a docstring is what the reward table shows; `backend.rewards.catalogue` reads it from this
 text."""
 
-from __future__ import annotations
-
 import re
 
 from backend.rewards.registry import Scores, Texts, Types, register_reward_function

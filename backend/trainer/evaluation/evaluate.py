@@ -1,7 +1,5 @@
 """Evaluation on prompts that the policy does not train on: mean rewards, and greedy accuracy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial

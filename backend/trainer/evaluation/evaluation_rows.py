@@ -1,7 +1,5 @@
 """Evaluations on disk, in `<run>/evaluations/`: NAME.jsonl (an `EvaluatedRow` a line), then NAME.json."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,8 +1,6 @@
 """The health rules: one function each with `@rule()`. Titles, thresholds and texts are in resources/health_rules.yaml
 under their names, in the order in which findings are shown."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

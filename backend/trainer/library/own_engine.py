@@ -1,8 +1,6 @@
 """Optimizer, schedule and rollout function of a program (docs/library.md). Settings describe the first two in text,
 which a resume compares. A checkpoint keeps an optimizer's `state` alone, so each is tried on a few small arrays."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

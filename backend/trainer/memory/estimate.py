@@ -1,8 +1,6 @@
 """Memory estimate of a run from its settings and its model's shape, and the plan by which its steps fit. It assumes
 prompts of the greatest length and completions that all reach their limit, loads no weights and queries no device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace

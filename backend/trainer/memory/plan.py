@@ -1,7 +1,5 @@
 """The memory plan of a run on this machine, and MLX's memory limit set to it."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict

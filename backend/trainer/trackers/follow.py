@@ -1,7 +1,5 @@
 """Trackers follow a run's event log, each in a process of its own that the run starts and does not wait for."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The trackers that a run can report to: what each writes, and which package it needs. Imports none of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Every word of the other programs has one fate, and the settings that the tables name exist."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

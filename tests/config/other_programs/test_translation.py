@@ -1,7 +1,5 @@
 """Files of other programs mean here what they mean there: units, schedules, adapters, rewards."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

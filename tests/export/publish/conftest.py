@@ -1,7 +1,5 @@
 """A Hub on this machine that takes uploads, and a folder to upload."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

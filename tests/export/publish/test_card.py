@@ -1,7 +1,5 @@
 """The model card: settings for the Hub, text with and without an evaluation, and what never gets into it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import socket

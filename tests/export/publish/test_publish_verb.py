@@ -1,7 +1,5 @@
 """`export --to hub` and `hub login`: preview, upload, what is kept between tries, where the token is not."""
 
-from __future__ import annotations
-
 import json
 import logging
 import random

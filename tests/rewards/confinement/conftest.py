@@ -1,7 +1,5 @@
 """Real confined children, shared by the tests of a module, and what they may not touch."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

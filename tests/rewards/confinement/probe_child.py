@@ -5,8 +5,6 @@ either
 {"value": what the snippet left in `value`} or {"error": the exception's type, "errno": …, "text": …}.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """What a confined process cannot do, each tried in a real child; and what it must still be able to do."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

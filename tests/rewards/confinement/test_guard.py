@@ -1,7 +1,5 @@
 """The guard leaves nobody behind, however its worker or its parent ends, and ends as its worker did."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """What is reported where a system offers less, the tables behind the filter, the profile for macOS as text (seatbelt
 itself is only on a Mac: docs/mac-checklist.md), and the environment of confined code."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re

@@ -8,8 +8,6 @@ Each type is tried in a process of its own with a limit on time and memory, so t
 is written after each type. Exit code 1 where a type neither works nor is refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -1,7 +1,5 @@
 """The trials of a type in a process of its own, with a limit on its time and memory."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource

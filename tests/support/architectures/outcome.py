@@ -1,7 +1,5 @@
 """What a model type was found to do: one row of the table of architectures, kept in docs/architectures.json."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

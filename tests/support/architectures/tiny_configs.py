@@ -1,7 +1,5 @@
 """config.json of a tiny model of every type of mlx-lm: sizes by the name of the setting, and what a type adds."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """What a tiny random model of a type has to do before the table of architectures says that the type works."""
 
-from __future__ import annotations
-
 import math
 import traceback
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """With this folder on PYTHONPATH, Python installs `tests.support.failing_gpu` as the trainer is imported."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
