@@ -121,7 +121,8 @@ def note_text(note: Mapping[str, Any]) -> str:
 
 
 def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> None:
-    """Apply settings in the live run if they can change there, else in the form. Raises UserError."""
+    """Apply settings in the live run if they can change there, else in the form, with the other settings of a run
+    that the form did not start. Raises UserError."""
 
     def shown(value: Any) -> str:
         return f"{value:g}" if isinstance(value, float) else f"“{value}”" if isinstance(value, str) else str(value)
@@ -130,7 +131,9 @@ def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> N
     if run is not None and run.state in ("running", "paused") and set(settings) <= set(STEERABLE):
         run.change(settings)
         session.message.emit(f"Asked for {labels}, from the next step on.")
-        return
-    session.draft.update(settings, "Advice of the doctor")
-    session.show_setting(next(iter(settings)))
-    session.message.emit(f"The form has {labels} now; Undo brings back what was there.")
+    elif run is None or session.is_launched(run.folder):
+        session.draft.update(settings, "Advice of the doctor")
+        session.show_setting(next(iter(settings)))
+        session.message.emit(f"The form has {labels} now; Undo brings back what was there.")
+    elif session.load_settings(run.folder, settings, f", with {labels}"):
+        session.show_setting(next(iter(settings)))

@@ -176,14 +176,16 @@ class Session(QObject):
                 text += f", a file for {translation.program.name}"
             self._say_of_form(f"{text}.")
 
-    def load_settings(self, folder: RunFolder) -> bool:
-        """Load a run's settings at its end into the form; False if they cannot be read."""
+    def load_settings(self, folder: RunFolder, changes: Mapping[str, Any] | None = None, what: str = "") -> bool:
+        """Load a run's settings at its end into the form, with `changes`, which the message calls `what`; False if
+        they cannot be read."""
         with problems_to(self._say_of_form):
             over = changed_values(read_changes(folder))
-            self.draft.load(folder.config, as_preset=True, over=over | {"run_name": ""})  # the next run is another
-            self.page_requested.emit("train")
             at_end = ", as they were at its end" if over else ""
-            self._say_undoable(f"These are the settings of {name_of(folder)}{at_end}.")
+            over = over | {"run_name": ""} | dict(changes or {})  # the next run is another
+            self.draft.load(folder.config, as_preset=True, over=over)
+            self.page_requested.emit("train")
+            self._say_undoable(f"These are the settings of {name_of(folder)}{at_end}{what}.")
             return True
         return False
 

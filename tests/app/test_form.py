@@ -204,6 +204,20 @@ def test_a_mode_hides_what_it_has_no_use_for(page: TrainPage, qtbot):
     assert said.args == ["Beta (KL weight) applies only with another choice of Mode."]
 
 
+def test_a_loss_is_best_at_its_lowest(page: TrainPage, qtbot):
+    """The form of an SFT run said “Lower is better: Off”."""
+    field = page.form.fields["best_is_lowest"]
+    page.density.choose("all")
+    assert field.isVisible()
+    page.draft.update({"train_mode": "sft", "best_is_lowest": True})
+    assert field.isHidden() and "best_is_lowest" not in page.chips.chips
+    with qtbot.waitSignal(page.session.message) as told:
+        page.reveal("best_is_lowest")
+    assert told.args == ["Lower is better applies only with another choice of Best metric."]
+    page.draft.set("best_metric", "eval/loss")
+    assert field.isVisible()
+
+
 def test_essentials_keep_their_places(qtbot, window: Window, session: Session, tmp_path: Path):
     """Thirteen fields and the rewards, on one screen without scrolling, in the same places for every config."""
     session.restore()

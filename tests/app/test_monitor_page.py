@@ -25,6 +25,7 @@ from backend.runs.events import METRICS, EventLog
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_record import compare, read_record, results_table
 from backend.runs.run_search import field_of
+from backend.runs.steering import run_config
 from backend.trainer.health.rules import RULES
 from backend.trainer.health.watch import Episode
 from tests.support import made_up_runs
@@ -427,8 +428,17 @@ def test_do_it(page: MonitorPage, show_run, tmp_path: Path) -> None:
     take_up(session, session.run, {"learning_rate": 3e-6})
     assert json.loads(folder.change_request.read_text())["settings"] == {"learning_rate": 3e-6}
     assert session.draft.value("learning_rate") == before
+    session.launched = folder
     take_up(session, session.run, {"group_size": 32})  # fixed during a run: into the form
-    assert session.draft.value("group_size") == 32
+    assert session.draft.value("group_size") == 32 and session.draft.value("learning_rate") == before
+    session.messages.said.connect((told := list[str]()).append)
+    session.launched = None  # it was opened on Runs: the form may have any other run's settings
+    take_up(session, session.run, {"group_size": 16})
+    now = session.draft.values()
+    assert now["group_size"] == 16 and now["learning_rate"] == run_config(folder).learning_rate != before
+    assert told[-1].startswith("These are the settings of ") and told[-1].endswith(", with Group 16.")
+    session.draft.history.undo()
+    assert session.draft.value("group_size") == 32 and session.draft.value("learning_rate") == before
 
 
 def test_the_card_acts_for_the_run_on_show(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:

@@ -234,15 +234,19 @@ def test_long_words_fit_the_details(qtbot, page: RunsPage, archive: Path) -> Non
     assert shown.width() >= shown.fontMetrics().horizontalAdvance(name)
 
 
-def test_a_loss_fits_its_columns(qtbot, page: RunsPage, archive: Path) -> None:
+@pytest.mark.parametrize(
+    ("metric", "value", "text"),
+    [("loss", "0.00494", "loss 0.00494"), ("distillation/divergence", "0.000727", "div. 7.27e−4")],
+)
+def test_a_loss_fits_its_columns(qtbot, page: RunsPage, archive: Path, metric: str, value: str, text: str) -> None:
     events = RunFolder(archive / "finished").events
-    events.write_text(re.sub(r'"reward": [-\d.]+', '"loss": 0.00494', events.read_text(encoding="utf-8")))
+    events.write_text(re.sub(r'"reward": [-\d.]+', f'"{metric}": {value}', events.read_text(encoding="utf-8")))
     reread(qtbot, page)
-    assert column(page, "reward")[-1] == column(page, "held_out")[-1] == "loss 0.00494"
+    assert column(page, "reward")[-1] == column(page, "held_out")[-1] == text
     metrics = QFontMetrics(theme.figures_font())
     for key in ("reward", "held_out"):
         width = page.table.columnWidth([field.key for field in page.model.columns].index(key))
-        assert width >= metrics.horizontalAdvance("loss 0.00494") + 2 * theme.CELL_PADDING
+        assert width >= metrics.horizontalAdvance(text) + 2 * theme.CELL_PADDING
 
 
 def test_runs_go_to_the_trash_and_come_back(qtbot, page: RunsPage, archive: Path, monkeypatch, tmp_path) -> None:

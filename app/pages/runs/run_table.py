@@ -16,7 +16,7 @@ from app.widgets.basic.dialogs import Dialog
 from app.widgets.basic.icons import star_cell
 from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.layout import column, configure, connect, row
-from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment, signed
+from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment, signed, ticks
 from app.widgets.basic.tables import LEFT, RIGHT, BaseTable, CellDelegate, Index, RowsModel
 from app.widgets.run_header import STATE_LABELS, STATE_ROLES
 from backend.config.config import SETTINGS
@@ -168,7 +168,8 @@ class RunModel(RowsModel):
             return f"{value:,}{of}{unit}"
         is_reward = row.summary.measure == "reward"
         if not is_reward and field.key in OTHER_MEASURE and (other := OTHER_MEASURE[field.key](row)) is not None:
-            return f"{MEASURES[row.summary.measure].replace('divergence', 'div.')} {figure(other)}"
+            number = figure(other) if abs(other) >= 0.001 else ticks([other])[0]  # 0.000727 would not fit
+            return f"{MEASURES[row.summary.measure].replace('divergence', 'div.')} {number}"
         if field.kind == "number" and field.key not in SETTINGS:
             return figure(value, field.unit)
         if field.key == NAME and self.sweep_of(row) and not self.is_sweep(row):

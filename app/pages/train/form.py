@@ -31,6 +31,7 @@ from app.widgets.form.field import Field, field_of
 from app.widgets.form.fields import make_field
 from app.widgets.form.tools_field import ToolsField
 from app.widgets.form.value_text import value_label
+from backend.config.checks import default_score
 from backend.config.config import SECTIONS, SETTINGS
 from backend.config.setting import Setting
 from backend.utils.errors import ConfigProblem
@@ -120,6 +121,8 @@ class Form(TabArea):
         """Hide what does not apply with these values, and return the other keys. What stays visible is disabled
         instead, and so are the essentials that fit the mode."""
         keys = self._applying = {key for key, setting in SETTINGS.items() if setting.applies(values)}
+        if not values["best_metric"] and default_score(values) != "reward":
+            keys.discard("best_is_lowest")  # of a loss or divergence the lowest is the best, whatever the file says
         for key, field in self.fields.items():
             if field.setting.stays_visible or key in ESSENTIAL:
                 field.show_idle(key not in keys)

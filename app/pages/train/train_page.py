@@ -282,8 +282,9 @@ class TrainPage(QWidget):
                 self.when_built(partial(self.reveal, key))
                 return
             self.show_density("all")
-        if not self.form.reveal(key) and setting is not None and setting.when is not None:
-            self._explain_hidden(setting, setting.when[0])
+        decides = "best_metric" if key == "best_is_lowest" else setting.when[0] if setting and setting.when else ""
+        if not self.form.reveal(key) and setting is not None and decides:
+            self._explain_hidden(setting, decides)
 
     def _explain_hidden(self, setting: Setting, decides: str) -> None:
         self.form.reveal(decides)
