@@ -54,11 +54,6 @@ class Job:
     top: int = 0
     is_cancelled: bool = False
 
-    @property
-    def is_batchable(self) -> bool:
-        is_free = not (self.sampling.grammar or self.sampling.penalties or self.top)
-        return is_free and self.model.sampler.has_continuous_batching
-
     def uniforms(self) -> np.ndarray:
         return keyed_uniforms(self.seed, [(0, self.choice)], self.max_tokens)[0]
 
@@ -118,27 +113,23 @@ class Engine:
                 release_cached_buffers()
 
     def _begin(self, job: Job) -> None:
-        model = job.model
-        if not job.is_batchable:
-            sequence = self._sequences.pop(model.name, None) or CachedSequence(
-                model.policy.model, model.policy.split_model
-            )
+        model, policy = job.model, job.model.policy
+        is_constrained = job.sampling.grammar or job.sampling.penalties or job.top
+        if is_constrained or not model.sampler.has_continuous_batching:
+            sequence = self._sequences.pop(model.name, None) or CachedSequence(policy.model, policy.split_model)
             self._singles.append(Single(job, sequence, self._sequences, self._advance_lanes))
             return
         key = model.name, job.sampling
         if key not in self._lanes:
-            self._refresh(model)
+            used = {name for name, _ in self._lanes} | {model.name}
+            for other in [other for other in self._refreshed if other.name not in used]:
+                other.sampler.fused.release()
+                self._refreshed.remove(other)
+            if model not in self._refreshed:
+                model.sampler.fused.refresh()
+                self._refreshed.append(model)
             self._lanes[key] = Lane(model, job.sampling, self.rows, self._prefixes)
         self._lanes[key].arrived.append(job)
-
-    def _refresh(self, model: ServedModel) -> None:
-        used = {name for name, _ in self._lanes} | {model.name}
-        for other in [other for other in self._refreshed if other.name not in used]:
-            other.sampler.fused.release()
-            self._refreshed.remove(other)
-        if model not in self._refreshed:
-            model.sampler.fused.refresh()
-            self._refreshed.append(model)
 
 
 def _survives(work: Lane | Single) -> bool:
@@ -159,7 +150,7 @@ def _fail(jobs: Sequence[Job], error: Exception) -> None:
 
 
 class Lane:
-    """Answers of one model with one way to sample, decoded together; each has a place in `outputs` meanwhile."""
+    """Answers of one model with one way to sample, decoded together; each has a place in `_outputs` meanwhile."""
 
     def __init__(self, model: ServedModel, sampling: Sampling, rows: int, prefixes: PrefixCache) -> None:
         sampler, policy = model.sampler, model.policy

@@ -9,7 +9,6 @@ from typing import Any
 import mlx.core as mx
 
 from backend.config.config import Config
-from backend.data.problems import PromptFormat
 from backend.engine.caches import new_prompt_cache
 from backend.engine.device import on_gpu
 from backend.models.policy import Policy, load_base, load_policy, load_start
@@ -45,10 +44,6 @@ class ServedModel:
     @cached_property
     def turn_format(self) -> TurnFormat:
         return TurnFormat(self.policy.tokenizer, self.config.chat_template_kwargs)
-
-    @cached_property
-    def prompt_format(self) -> PromptFormat:
-        return PromptFormat.of(self.config)
 
     @cached_property
     def bytes_per_token(self) -> int:

@@ -98,7 +98,7 @@ class TextRequest(SamplingFields):
 def chat_messages(request: ChatRequest, model: ServedModel) -> list[Message]:
     """The chat as templates take it, with the run's system message where it has none. Raises UserError."""
     messages = [_message(number, message) for number, message in enumerate(request.messages, 1)]
-    system = model.prompt_format.system_prompt
+    system = model.config.system_prompt
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     return messages
@@ -187,11 +187,17 @@ class AnswerText:
     def _split(self, text: str) -> Iterator[tuple[str, str]]:
         self._held += text
         while self._part != "tool_calls":
-            marks = [mark for mark, part in self._marks.items() if part != self._part and self._may_follow(part)]
-            found = re.search("|".join(map(re.escape, (*self.stop_strings, *marks))) or "(?!)", self._held)
+            # Reasoning comes first; a mark of a call inside it is text.
+            may_follow = {"content": True, "tool_calls": self._part == "content"}
+            may_follow["reasoning_content"] = not self.content.strip()
+            marks = [*self.stop_strings]
+            marks += [mark for mark, part in self._marks.items() if part != self._part and may_follow[part]]
+            found = re.search("|".join(map(re.escape, marks)) or "(?!)", self._held)
             if found is None:
-                keep = _beginning_of_mark(self._held, (*self.stop_strings, *marks))
-                text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+                most = min(len(self._held), max(map(len, marks), default=1) - 1)
+                begins = (place for place in range(len(self._held) - most, len(self._held)))
+                keep = next((p for p in begins if any(mark.startswith(self._held[p:]) for mark in marks)), None)
+                text, self._held = self._held[:keep], "" if keep is None else self._held[keep:]
                 yield from self._take(text)
                 return
             before, mark, after = self._held[: found.start()], found[0], self._held[found.end() :]
@@ -202,12 +208,6 @@ class AnswerText:
             self._part, self._held = self._marks[mark], after
             if self._part == "tool_calls":  # shown as it is if it cannot be read
                 self._held = mark + after
-
-    def _may_follow(self, part: str) -> bool:
-        # Reasoning comes first; a mark of a call inside it is text.
-        if part == "reasoning_content":
-            return not self.content.strip()
-        return part == "content" or self._part == "content"
 
     def _take(self, text: str) -> Iterator[tuple[str, str]]:
         if self.reasoning and self._part == "content" and not self.content:
@@ -229,28 +229,19 @@ class AnswerText:
         return Completion(ids, [token.logp for token in tokens], text, self.stop, log_kept)
 
     def message(self) -> Message:
-        """The assistant's message."""
         made: Message = {"role": "assistant", "content": self.content if self.content or not self.calls else None}
         if self.reasoning:
             made["reasoning_content"] = self.reasoning
         if self.calls:
-            made["tool_calls"] = [tool_call(call) for call in self.calls]
+            made["tool_calls"] = []
+        for call in self.calls:
+            function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+            made["tool_calls"].append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
         return made
 
     @property
     def finish_reason(self) -> str:
         return "tool_calls" if self.calls else FINISH[self.stop or "length"]
-
-
-def tool_call(call: ToolCall) -> Message:
-    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
-
-
-def _beginning_of_mark(text: str, marks: Sequence[str]) -> int:
-    longest = max(map(len, marks), default=1) - 1
-    ends = range(min(longest, len(text)), 0, -1)
-    return next((count for count in ends if any(mark.startswith(text[-count:]) for mark in marks)), 0)
 
 
 def chat_logprobs(tokens: Sequence[SampledToken], tokenizer: Any) -> Message:

@@ -67,14 +67,6 @@ class Asked:
     def is_chat(self) -> bool:
         return isinstance(self.request, api.ChatRequest)
 
-    def most_tokens(self, prompt: list[int]) -> int:
-        """Of an answer to this prompt. Raises RequestError where there is no room for one."""
-        room = self.model.context - len(prompt)
-        if room < 1:
-            raise too_long(self.model, "messages" if self.is_chat else "prompt")
-        asked = getattr(self.request, "max_completion_tokens", None) or self.request.max_tokens
-        return min(asked or api.MAX_TOKENS, room)
-
 
 def too_long(model: ServedModel, param: str) -> RequestError:
     sentence = f"The prompt is too long: {model.name} reads {model.context:,} tokens with its answer."
@@ -92,20 +84,16 @@ class Endpoint:
 
     def app(self, host: str) -> Starlette:
         """Listening on loopback, it answers no web page of another site that has its name point there."""
-        hosts = [*LOOPBACK] if host in LOOPBACK else ["*"]
-        routes = self._routes("/v1")
+        hosts, prefixes = [*LOOPBACK] if host in LOOPBACK else ["*"], ["/v1"]
+        routes = [Route("/health", lambda _: JSONResponse({"status": "ok", "running": self.engine.running}))]
         if self._recorder is not None:
-            routes += self._routes("/sessions/{session}/v1")
+            prefixes.append("/sessions/{session}/v1")
             routes.append(Route("/sessions/{session}/reward", self._guarded(self.reward), methods=["POST"]))
-        routes.append(Route("/health", lambda _: JSONResponse({"status": "ok", "running": self.engine.running})))
+        for prefix in prefixes:
+            routes.append(Route(f"{prefix}/models", self._guarded(self.list_models)))
+            routes.append(Route(f"{prefix}/chat/completions", self._guarded(self.chat), methods=["POST"]))
+            routes.append(Route(f"{prefix}/completions", self._guarded(self.text), methods=["POST"]))
         return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
-
-    def _routes(self, prefix: str) -> list[Route]:
-        return [
-            Route(f"{prefix}/models", self._guarded(self.list_models)),
-            Route(f"{prefix}/chat/completions", self._guarded(self.chat), methods=["POST"]),
-            Route(f"{prefix}/completions", self._guarded(self.text), methods=["POST"]),
-        ]
 
     def _guarded(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
@@ -185,7 +173,11 @@ class Endpoint:
         return model
 
     async def _answer(self, request: Request, asked: Asked) -> Response:
-        limits = [asked.most_tokens(prompt) for prompt in asked.prompts for _ in range(asked.request.n)]
+        rooms = [asked.model.context - len(prompt) for prompt in asked.prompts]
+        if min(rooms) < 1:
+            raise too_long(asked.model, "messages" if asked.is_chat else "prompt")
+        most = getattr(asked.request, "max_completion_tokens", None) or asked.request.max_tokens or api.MAX_TOKENS
+        limits = [min(most, room) for room in rooms for _ in range(asked.request.n)]
         choices = [Choice(self.engine, asked, index, limit) for index, limit in enumerate(limits)]
         if asked.request.stream:
             return StreamingResponse(self._events(asked, choices), media_type="text/event-stream")
