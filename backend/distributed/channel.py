@@ -77,36 +77,37 @@ def accept(
         ready.unregister(connection)
         return connection
 
-    def welcome(listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        connection.setblocking(False)
-        strangers[connection] = secrets.token_bytes(CHALLENGE), bytearray(), time.monotonic() + PROOF_PATIENCE_S
-        ready.register(connection, selectors.EVENT_READ)
-        connection.send(strangers[connection][0])
-
-    def hear(connection: socket.socket) -> None:
-        challenge, answer, _ = strangers[connection]
-        piece = connection.recv(ANSWER.size - len(answer))
-        answer += piece
-        if not piece:
-            raise ConnectionError
-        if len(answer) == ANSWER.size:
-            own_rank, theirs, proof = ANSWER.unpack(answer)
-            rank = int.from_bytes(own_rank, "little")
-            knows_secret = hmac.compare_digest(proof, _proof(secret, b"worker", challenge, theirs, own_rank))
-            if not knows_secret or rank not in ranks or rank in proven:
-                raise ConnectionError
-            connection.send(_proof(secret, b"leader", theirs, challenge, own_rank))
-            proven[rank] = part_from(connection)
-
     for listener in listeners:
         listener.setblocking(False)
-        ready.register(listener, selectors.EVENT_READ, welcome)
+        ready.register(listener, selectors.EVENT_READ)
     while len(proven) < len(ranks) and time.monotonic() < deadline:
         for key, _ in ready.select(0.2):
             connection: Any = key.fileobj
             try:
-                (key.data or hear)(connection)
+                if connection in listeners:
+                    stranger, _ = connection.accept()
+                    stranger.setblocking(False)
+                    strangers[stranger] = (
+                        secrets.token_bytes(CHALLENGE),
+                        bytearray(),
+                        time.monotonic() + PROOF_PATIENCE_S,
+                    )
+                    ready.register(stranger, selectors.EVENT_READ)
+                    stranger.send(strangers[stranger][0])
+                    continue
+                challenge, answer, _ = strangers[connection]
+                piece = connection.recv(ANSWER.size - len(answer))
+                answer += piece
+                if not piece:
+                    raise ConnectionError
+                if len(answer) == ANSWER.size:
+                    own_rank, theirs, proof = ANSWER.unpack(answer)
+                    rank = int.from_bytes(own_rank, "little")
+                    knows_secret = hmac.compare_digest(proof, _proof(secret, b"worker", challenge, theirs, own_rank))
+                    if not knows_secret or rank not in ranks or rank in proven:
+                        raise ConnectionError
+                    connection.send(_proof(secret, b"leader", theirs, challenge, own_rank))
+                    proven[rank] = part_from(connection)
             except OSError:
                 if connection in strangers:
                     part_from(connection).close()

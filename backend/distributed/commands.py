@@ -45,9 +45,11 @@ def rank_program(host: Host, verb: str, *arguments: str) -> tuple[list[str], dic
 
 
 def ssh_command(host: Host, program: list[str], variables: Mapping[str, str]) -> list[str]:
-    """Command that runs a program on another machine without questions, as long as the connection lives."""
+    """Command that runs a program on another machine without questions, as long as the connection lives. ~/ at the
+    beginning of a word is the home folder there."""
     words = [*(f"{name}={value}" for name, value in variables.items()), *program]
-    return ["ssh", *SSH_OPTIONS, host.ssh, f"exec env {shell_words(words)}"]
+    quoted = (f'"$HOME"/{shlex.quote(word[2:])}' if word.startswith("~/") else shlex.quote(word) for word in words)
+    return ["ssh", *SSH_OPTIONS, host.ssh, f"exec env {' '.join(quoted)}"]
 
 
 def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> list[str]:
@@ -69,13 +71,6 @@ def mpi_command(mpirun: str, hosts: HostsFile, variables: Iterable[str], program
     machines = ",".join(f"{name}:{count}" for name, count in slots.items())
     exported = [part for variable in variables for part in ("-x", variable)]
     return [mpirun, "-np", str(len(hosts.hosts)), "--host", machines, *MPI_OPTIONS, *exported, *program]
-
-
-def shell_words(words: list[str]) -> str:
-    """Words for a POSIX shell; ~/ becomes the home folder of that shell's user."""
-    return " ".join(
-        f'"$HOME"/{shlex.quote(word[2:])}' if word.startswith("~/") else shlex.quote(word) for word in words
-    )
 
 
 def free_port(hosts: HostsFile) -> int:
@@ -108,7 +103,7 @@ def mlx_environment(hosts: HostsFile, backend: str, rank: int, port: int) -> tup
         variables["MLX_JACCL_COORDINATOR"] = f"{first}:{port}"
         if backend == "jaccl-ring":
             variables["MLX_JACCL_RING"] = "1"
-        return variables, {"MLX_IBV_DEVICES": json.dumps([host.to_json()["rdma"] for host in hosts.hosts])}
+        return variables, {"MLX_IBV_DEVICES": json.dumps([host.rdma for host in hosts.hosts])}
     if backend == "nccl":
         before = sum(host.ssh == hosts.hosts[rank].ssh for host in hosts.hosts[:rank])
         variables |= {"NCCL_HOST_IP": first, "NCCL_PORT": str(port)}

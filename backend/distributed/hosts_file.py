@@ -49,11 +49,9 @@ _SETTABLE = re.compile(
 
 
 def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return bool(ipaddress.IPv4Address(text))
+    return False
 
 
 def _device(value: Any) -> str | tuple[str, ...] | None:
@@ -109,10 +107,6 @@ class Host:
     program: Path_ = ""  # a Python with GRPO Studio, or grpo-studio-backend
     folder: Path_ = ""  # a checkout there
 
-    def to_json(self) -> dict[str, Any]:
-        """The entry of the file, empty keys of ours left out."""
-        return {key: value for key, value in asdict(self).items() if value or key not in ("program", "folder")}
-
 
 @dataclass(frozen=True, slots=True)
 class HostsFile:
@@ -141,7 +135,11 @@ class HostsFile:
         return replace(self, hosts=tuple(replace(host, rdma=host.rdma[:rank] + host.rdma[rank + 1 :]) for host in kept))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"hosts": [host.to_json() for host in self.hosts]}
+        """The content of the file, empty keys of ours left out."""
+        ours, file = ("program", "folder"), asdict(self)
+        return file | {
+            "hosts": [{key: host[key] for key in host if host[key] or key not in ours} for host in file["hosts"]]
+        }
 
 
 _FILE = TypeAdapter(HostsFile)
@@ -158,8 +156,15 @@ def parse_hosts(raw: Any, what: str) -> HostsFile:
     try:
         found = _FILE.validate_python(raw if isinstance(raw, dict) else {"hosts": raw})
     except ValidationError as error:
-        wrong = [each for each in error.errors(include_context=False) if each["type"] != "too_short"]
-        texts = [_message(each["loc"], each["msg"]) for each in wrong]  # a wrong entry makes the list too short
+        texts = list[str]()
+        for each in error.errors(include_context=False):
+            place, text = each["loc"], each["msg"].removeprefix("Value error, ")
+            if each["type"] == "too_short":  # as the list is where an entry is wrong
+                continue
+            if len(place) > 1 and place[0] == "hosts":
+                place = (f"host {int(place[1]) + 1}", *place[2:])
+            where = ", ".join(part for part in place if isinstance(part, str))
+            texts.append(f"{where}: {_WORDS.get(text, text)}")
         raise _problems(what, texts or ["it names no hosts"]) from None
     hosts, problems = found.hosts, list[str]()
     for rank, host in enumerate(hosts):
@@ -188,29 +193,22 @@ _WORDS = {
 }
 
 
-def _message(place: tuple[int | str, ...], text: str) -> str:
-    if len(place) > 1 and place[0] == "hosts":
-        place = (f"host {int(place[1]) + 1}", *place[2:])
-    where = ", ".join(part for part in place if isinstance(part, str))
-    return f"{where}: {_WORDS.get(text, text.removeprefix('Value error, '))}"
-
-
 def write_hosts(path: Path, hosts: HostsFile) -> None:
     """Write the file, for `mlx.launch` too. Raises DiskError and keeps the old content then."""
     save_as(path, json.dumps(hosts.to_json(), indent=2, ensure_ascii=False) + "\n")
 
 
-def first_host_problem(hosts: HostsFile, what: str) -> ConfigProblem | None:
+def first_host_problems(hosts: HostsFile, what: str) -> list[ConfigProblem]:
     """The problem of a file whose first entry is not this machine, judged by its addresses."""
     first = hosts.hosts[0]
     if not first.ips or first.ssh in HERE:
-        return None
+        return []
     for address in first.ips:
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))  # only an address of an interface of this machine can be bound
-            return None
+            return []
     must = "the first host must be this machine, where the run folder is"
-    return ConfigProblem("hosts", f"{quote(what, 40)}: {must}, and {quote(first.ips[0])} is not an address of it.")
+    return [ConfigProblem("hosts", f"{quote(what, 40)}: {must}, and {quote(first.ips[0])} is not an address of it.")]
 
 
 def hosts_problems(path: str) -> list[ConfigProblem]:
@@ -218,10 +216,9 @@ def hosts_problems(path: str) -> list[ConfigProblem]:
     if not path.strip():
         return []
     try:
-        problem = first_host_problem(read_hosts(path), Path(path).name)
+        return first_host_problems(read_hosts(path), Path(path).name)
     except UserError as error:
         return error.faults
-    return [problem] if problem is not None else []
 
 
 class BackendChoice(NamedTuple):

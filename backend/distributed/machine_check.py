@@ -39,10 +39,9 @@ from backend.distributed.commands import CONNECT_S, mpirun, rank_program, ssh_co
 from backend.distributed.hosts_file import (
     AUTO,
     BackendChoice,
-    Host,
     HostsFile,
     choose_backend,
-    first_host_problem,
+    first_host_problems,
     read_hosts,
 )
 from backend.distributed.ranks import end_with_stdin
@@ -171,8 +170,7 @@ def check_machines(
         for rank in sorted(lacking.values()):  # one after the other: they share this machine's connection
             copy_model(model, hosts, rank, reached, check)
         report.machines = _checked(hosts, model, reward_file, reached, check)
-    problem, here = first_host_problem(hosts, name), report.machines[0].facts
-    problems = [problem] if problem else []
+    problems, here = first_host_problems(hosts, name), report.machines[0].facts
     try:
         has_mpi = here is not None and here.has_mpi
         report.backend = choose_backend(hosts, backend, has_mpi=has_mpi, has_cuda=has_cuda()).backend
@@ -197,8 +195,8 @@ def plan_machines(config: Config) -> tuple[HostsFile, BackendChoice]:
     """The machines of a run in rank order, and their backend, without contacting any. Raises UserError."""
     file = Path(config.hosts)
     hosts = read_hosts(file)
-    if problem := first_host_problem(hosts, file.name):
-        raise UserError([problem])
+    if problems := first_host_problems(hosts, file.name):
+        raise UserError(problems)
     choice = choose_backend(hosts, config.distributed_backend, has_mpi=mpirun() is not None, has_cuda=has_cuda())
     if choice.backend == "mpi":  # the entries of each machine together, as mpirun numbers its ranks
         places = ["" if hosts.is_here(rank) else host.ssh for rank, host in enumerate(hosts.hosts)]
@@ -253,7 +251,16 @@ def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], check: Callable[[
     except ChildTimeout:
         why = f"has not answered for {FACTS_S:.0f} s."
     except ChildEnded as ended:
-        why = _why(ended, host)
+        last = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.exit_code}"]
+        why = f"could not start GRPO Studio: {quote(last[0], 110)}."
+        if ended.exit_code == OF_SSH:
+            hints = (rest.format(ssh=host.ssh) for words, rest in _SSH_HINTS.items() if words in ended.stderr)
+            why = next(hints, f"was not reached within {CONNECT_S} s: {quote(last[0], 100)}.")
+        elif ended.exit_code in (126, 127):  # the shell's, for a program that cannot be run, or is not there
+            missing = quote(host.program, 80) if host.program else "Python where this machine has its own"
+            why = f"has no {missing}. Install GRPO Studio there, or name its program in the hosts file."
+        elif "No module named" in ended.stderr or "No such command" in ended.stderr:
+            why = "has no GRPO Studio, or an older one. Name its program or folder in the hosts file."
     except (json.JSONDecodeError, OSError) as error:
         why = f"could not be asked: {quote(error)}."
     finally:
@@ -261,19 +268,6 @@ def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], check: Callable[[
     if why:
         raise UserError("hosts", f"{quote(host.ssh, 40)} {why}")
     return answer
-
-
-def _why(ended: ChildEnded, host: Host) -> str:
-    last = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.exit_code}"]
-    if ended.exit_code == OF_SSH:
-        hints = (rest.format(ssh=host.ssh) for words, rest in _SSH_HINTS.items() if words in ended.stderr)
-        return next(hints, f"was not reached within {CONNECT_S} s: {quote(last[0], 100)}.")
-    if ended.exit_code in (126, 127):  # the shell's, for a program that cannot be run, or is not there
-        missing = quote(host.program, 80) if host.program else "Python where this machine has its own"
-        return f"has no {missing}. Install GRPO Studio there, or name its program in the hosts file."
-    if "No module named" in ended.stderr or "No such command" in ended.stderr:
-        return "has no GRPO Studio, or an older one. Name its program or folder in the hosts file."
-    return f"could not start GRPO Studio: {quote(last[0], 110)}."
 
 
 def copy_model(
@@ -356,8 +350,11 @@ def main(_arguments: Sequence[str] = ()) -> int:
 def facts(model: str = "", reward_file: str = "") -> MachineFacts:
     """About this machine. Loads no mlx, and takes a fraction of a second."""
     memory, room, macos = psutil.virtual_memory(), room_on(hub_cache()), platform.mac_ver()[0]
-    folder = local_folder(model) if model else None
-    files = model_files(model) if model else {}
+    files, digest = model_files(model) if model else {}, ""
+    if files and (folder := local_folder(model)) is not None:  # names, sizes and config.json: no weights are read
+        others = ("config.json", "tokenizer.json")
+        compared = [pair for pair in files.items() if pair[0].endswith(".safetensors") or pair[0] in others]
+        digest = sha256(repr(compared).encode() + (folder / "config.json").read_bytes()).hexdigest()[:16]
     package, code = project_root() / "backend", sha256()
     if not is_bundled():
         for file in sorted(package.rglob("*.py")):
@@ -381,7 +378,7 @@ def facts(model: str = "", reward_file: str = "") -> MachineFacts:
         mlx_lm=_version("mlx-lm"),
         has_mpi=mpirun() is not None,
         rdma_devices=tuple(word for word in devices.split() if word.startswith("rdma_")),
-        model=digest_of(folder, files) if folder and files else "",
+        model=digest,
         model_bytes=sum(files.values()),
         has_reward_file=is_file(user_path(reward_file, "reward_functions_file")) if reward_file else None,
     )
@@ -403,21 +400,13 @@ def model_files(model: str) -> dict[str, int]:
     """Relative name → bytes of a model's files, hidden ones left out; empty if it is not on this machine."""
     if (folder := local_folder(model)) is None:
         return {}
-    paths = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    found = {
-        name.as_posix(): path.stat().st_size
-        for name, path in paths.items()
-        if not any(part.startswith(".") for part in name.parts)
-    }
+    found = dict[str, int]()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            found[name.as_posix()] = path.stat().st_size
     is_model = "config.json" in found and any(name.endswith(".safetensors") for name in found)
     return found if is_model else {}
-
-
-def digest_of(folder: Path, files: dict[str, int]) -> str:
-    """Digest of names, sizes and config.json, to compare machines without reading weights."""
-    others = ("config.json", "tokenizer.json")
-    compared = [pair for pair in files.items() if pair[0].endswith(".safetensors") or pair[0] in others]
-    return sha256(repr(compared).encode() + (folder / "config.json").read_bytes()).hexdigest()[:16]
 
 
 def place(model: str, revision: str, names: list[str], size: int) -> Path:

@@ -106,34 +106,31 @@ class PromptScheduler:
             return 0
         self._free_at[rank] = now
         free_at = [max(at, now) for at in self._free_at]
-        even = self._even_part(rank, free_at)
-        count = round(even)
-        if not count:  # a single one may be better off here all the same, if nobody would end it earlier
-            ends = [at + self._seconds(other, 1) for other, at in enumerate(free_at)]
-            return int(min(range(self._paces.size), key=lambda other: (ends[other], other)) == rank)
-        share = FIRST_SHARE if self._paces.are_known else UNKNOWN_SHARE
-        later, pace = (1 - share) * even, self._paces[rank]
-        # Another round would last longer by more than it would even out: it pays the fixed time again, and its longest
-        # completion.
-        if later < 1 or later * self._each * pace.each_s < pace.fixed_s:
-            return min(count, self.left)
-        return min(max(1, int(share * even)), self.left)
-
-    def _even_part(self, rank: int, free_at: Sequence[float]) -> float:
         paces = [self._paces[other] for other in range(self._paces.size)]
 
         def done_by(end: float, other: int) -> float:
             pace = paces[other]
             return max(0.0, end - free_at[other] - pace.fixed_s) / (pace.each_s * self._each)
 
-        # By bisection: what the ranks get done until a time grows with it.
+        # The rank's even part, by bisection: what the ranks get done until a time grows with it.
         low = min(free_at)
         high = max(at + self._seconds(other, self.left) for other, at in enumerate(free_at))
         for _ in range(50):
             end = (low + high) / 2
             done = sum(done_by(end, other) for other in range(self._paces.size))
             low, high = (end, high) if done < self.left else (low, end)
-        return done_by(high, rank)
+        even = done_by(high, rank)
+        count = round(even)
+        if not count:  # a single one may be better off here all the same, if nobody would end it earlier
+            ends = [at + self._seconds(other, 1) for other, at in enumerate(free_at)]
+            return int(min(range(self._paces.size), key=lambda other: (ends[other], other)) == rank)
+        share = FIRST_SHARE if self._paces.are_known else UNKNOWN_SHARE
+        later, pace = (1 - share) * even, paces[rank]
+        # Another round would last longer by more than it would even out: it pays the fixed time again, and its longest
+        # completion.
+        if later < 1 or later * self._each * pace.each_s < pace.fixed_s:
+            return min(count, self.left)
+        return min(max(1, int(share * even)), self.left)
 
     def _seconds(self, rank: int, prompts: int) -> float:
         return self._paces[rank].seconds(self._each * prompts)

@@ -12,12 +12,12 @@ import pytest
 from mlx._distributed_utils.common import Hostfile
 
 from backend.distributed import machine_check
-from backend.distributed.commands import launch_command, rank_program, shell_words
+from backend.distributed.commands import launch_command, rank_program, ssh_command
 from backend.distributed.hosts_file import (
     Host,
     HostsFile,
     choose_backend,
-    first_host_problem,
+    first_host_problems,
     parse_hosts,
     read_hosts,
     write_hosts,
@@ -266,10 +266,10 @@ def test_the_first_host_must_be_this_machine_and_every_fault_is_told_at_once_wit
         parse_hosts({"hosts": [{"ssh": ""}, {"ssh": "b", "ips": [1]}], "envs": ["MY KEY=hunter2"]}, "f")
     assert len(caught.value.faults) == 3 and "hunter2" not in str(caught.value)
     there = parse_hosts([{"ssh": "mac-a", "ips": ["192.0.2.7"]}, {"ssh": "mac-b"}], "f")
-    fault = first_host_problem(there, "f")
-    assert fault is not None and "192.0.2.7 is not an address of it" in fault.sentence
+    (fault,) = first_host_problems(there, "f")
+    assert "192.0.2.7 is not an address of it" in fault.sentence
     for first in ({"ssh": "mac-a"}, {"ssh": "mac-a", "ips": ["127.0.0.1"]}, {"ssh": "127.0.0.1", "ips": ["192.0.2.7"]}):
-        assert first_host_problem(parse_hosts([first, {"ssh": "mac-b"}], "f"), "f") is None
+        assert not first_host_problems(parse_hosts([first, {"ssh": "mac-b"}], "f"), "f")
 
 
 def _hosts(count: int, **about: Any) -> HostsFile:
@@ -320,7 +320,8 @@ def test_a_rank_s_program_is_that_of_its_machine():
     checkout = Host("b", program="/opt/py", folder="/opt/grpo")
     there = ["/opt/py", "-P", "-m", "backend", "rank"]
     assert rank_program(checkout, "rank") == (there, {"PYTHONPATH": "/opt/grpo"})
-    assert shell_words(["~/my bin/x", "--run", "~"]) == """"$HOME"/'my bin/x' --run '~'"""
+    line = ssh_command(tool, ["~/my bin/x", "--run", "~"], {"A": "b c"})[-1]
+    assert line == """exec env 'A=b c' "$HOME"/'my bin/x' --run '~'"""
 
 
 def test_the_command_to_copy_starts_every_rank():

@@ -16,7 +16,6 @@ from backend.config.other_programs.mlx_lm import MLX_LM_LORA, QUANTIZATION_FLAGS
 from backend.config.other_programs.translation import (
     DEFAULTS,
     FOREIGN_WORDS,
-    Translation,
     program_of,
     read_file,
     settings_of,
@@ -65,28 +64,21 @@ def import_file(path: Path, *, their_defaults: bool = True) -> ImportedFile:
     if program.key == "trl" and "reward_functions" not in values:
         sentence = "The file names none; without any, GRPO Studio's five defaults score completions."
         missing.append(ConfigProblem("reward_functions", sentence))
-    return ImportedFile(_text(path, program, translation), program, missing)
-
-
-def _text(path: Path, program: OtherProgram, file: Translation) -> str:
-    values = {key: valid_value(key, value) for key, value in file.values.items() if key in SETTINGS}
-    added = [f"{key}: {quote(values[key], 60)}" for key in values if key in file.defaults]
-    read = [f"{word.word} → {word.sentence}" for word in file.words if word.fate == "translated"]
-    ignored = [f"{word.word}: {word.sentence}" for word in file.words if word.fate == "without effect"]
-    parts = [
-        f"# From {one_line(path.name, 80)}, a file for {program.name}, by python -m backend import.\n",
-        dump(values),
-        _comment(f"Not in the file; what {program.name} takes:", added),
-        _comment("Read as:", read),
-        _comment("Not carried over:", ignored),
-    ]
-    return "\n".join(part for part in parts if part)
-
-
-def _comment(title: str, lines: list[str]) -> str:
-    wrapper = textwrap.TextWrapper(100, initial_indent="#   ", subsequent_indent="#     ")
-    wrapped = [part for line in lines for part in wrapper.wrap(one_line(line))]
-    return "\n".join([f"# {title}", *wrapped, ""]) if lines else ""
+    valid = {key: valid_value(key, value) for key, value in values.items() if key in SETTINGS}
+    words = [(word.fate, word.word, word.sentence) for word in translation.words]
+    comments = {
+        f"Not in the file; what {program.name} takes:": [
+            f"{key}: {quote(valid[key], 60)}" for key in valid if key in translation.defaults
+        ],
+        "Read as:": [f"{word} → {sentence}" for fate, word, sentence in words if fate == "translated"],
+        "Not carried over:": [f"{word}: {sentence}" for fate, word, sentence in words if fate == "without effect"],
+    }
+    origin = f"# From {one_line(path.name, 80)}, a file for {program.name}, by python -m backend import.\n"
+    wrapper, parts = textwrap.TextWrapper(100, initial_indent="#   ", subsequent_indent="#     "), [origin, dump(valid)]
+    for title, lines in comments.items():
+        wrapped = [part for line in lines for part in wrapper.wrap(one_line(line))]
+        parts += ["\n".join([f"# {title}", *wrapped, ""])] if lines else []
+    return ImportedFile("\n".join(parts), program, missing)
 
 
 _REGROUPED = (

@@ -90,15 +90,10 @@ class LeftOut:
 
     @property
     def line(self) -> str:
-        return f"{self.setting}: {self.shown} – {self.instead}"
-
-    @property
-    def shown(self) -> str:
-        if isinstance(self.value, bool):
-            return str(self.value).lower()
-        if self.value is None:
-            return "empty"
-        return f"{self.value:g}" if isinstance(self.value, float) else quote(self.value, 60)
+        shown = f"{self.value:g}" if isinstance(self.value, float) else quote(self.value, 60)
+        if self.value is None or isinstance(self.value, bool):
+            shown = "empty" if self.value is None else str(self.value).lower()
+        return f"{self.setting}: {shown} – {self.instead}"
 
 
 @dataclass(slots=True)

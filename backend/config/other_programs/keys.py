@@ -1,7 +1,7 @@
 """Tables of the keys of another program, and the file whose keys are being translated."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -57,27 +57,20 @@ Words = Mapping[str, Word]
 
 
 def tables_of(program: str) -> dict[str, dict[str, Word]]:
-    return {title: _table(**rows) for title, rows in TABLES[program].items()}
-
-
-def _table(
-    same: str = "",
-    renamed: Mapping[str, str] = {},
-    converted: Mapping[str, str] = {},
-    switches: Iterable[Sequence[Any]] = (),
-    ignored: Mapping[str, str] = {},
-    refused: Iterable[Sequence[Any]] = (),
-) -> dict[str, Word]:
-    table: dict[str, Word] = {key: Translated((key,)) for key in same.split()}
-    table |= {key: Translated((ours,)) for key, ours in renamed.items()}
-    table |= {key: Translated(tuple(ours.split()), is_converted=True) for key, ours in converted.items()}
-    for keys, setting, *value in switches:
-        table |= dict.fromkeys(keys.split(), Translated((setting,), is_switch=True, value=value[0] if value else None))
-    for reason, keys in ignored.items():
-        table |= dict.fromkeys(keys.split(), IgnoredKey(reason))
-    for keys, nearest, *off in refused:
-        table |= dict.fromkeys(keys.split(), Refused(nearest, tuple(off)))
-    return table
+    tables: dict[str, dict[str, Word]] = {}
+    for title, rows in TABLES[program].items():
+        table = tables[title] = {key: Translated((key,)) for key in rows.get("same", "").split()}
+        table |= {key: Translated((ours,)) for key, ours in rows.get("renamed", {}).items()}
+        for key, ours in rows.get("converted", {}).items():
+            table[key] = Translated(tuple(ours.split()), is_converted=True)
+        for keys, setting, *value in rows.get("switches", ()):
+            switch = Translated((setting,), is_switch=True, value=value[0] if value else None)
+            table |= dict.fromkeys(keys.split(), switch)
+        for reason, keys in rows.get("ignored", {}).items():
+            table |= dict.fromkeys(keys.split(), IgnoredKey(reason))
+        for keys, nearest, *off in rows.get("refused", ()):
+            table |= dict.fromkeys(keys.split(), Refused(nearest, tuple(off)))
+    return tables
 
 
 class Translator:
