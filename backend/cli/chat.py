@@ -109,54 +109,46 @@ class TerminalChat:
             case "/image":
                 self._images += paths_of([Path(text)])
             case "/row":
-                self._ask_row(text)
-            case "/reset":
-                self._turns, self._row = {}, None
-            case "/system":
-                self._asking.system = text
+                source, rows = self._chat.held_out_rows()
+                number = written_whole(text) if text else random.randint(1, len(rows))
+                if number is None or not 1 <= number <= len(rows):
+                    raise UserError("row", f"Rows are numbered from 1 to {len(rows)}, as in /row 3.")
+                self._turns, self._row, self._images = {}, number - 1, []
+                question = self._asking.question(self._chat.source.config, "", row=self._row)
+                problem = self._chat.problem(question, self._sides[0])
+                where = f"row {number} of {len(rows)} of {Path(source).name}"
+                tell_error(f"{where}, answer {problem.answer or '–'}: {problem.prompt}")
+                if problem.prompt:
+                    self._ask(problem.prompt)
+            case "/reset" | "/system":
+                if word == "/system":
+                    self._asking.system = text
                 self._turns, self._row = {}, None
             case "/seed":
                 if (seed := written_whole(text)) is None:
                     raise UserError("seed", "A seed is a whole number, as in /seed 7.")
                 self._asking.seed = seed
             case "/help":
-                width = max(map(len, COMMANDS))
                 for command, meaning in COMMANDS.items():
-                    tell_error(f"  {command:<{width}}  {meaning}")
+                    tell_error(f"  {command:<{max(map(len, COMMANDS))}}  {meaning}")
             case _:
                 raise UserError("chat", f"There is no command {quote(word, 40)}; /help lists them.")
-
-    def _ask_row(self, text: str) -> None:
-        source, rows = self._chat.held_out_rows()
-        number = written_whole(text) if text else random.randint(1, len(rows))
-        if number is None or not 1 <= number <= len(rows):
-            raise UserError("row", f"Rows are numbered from 1 to {len(rows)}, as in /row 3.")
-        self._turns, self._row, self._images = {}, number - 1, []
-        question = self._asking.question(self._chat.source.config, "", row=self._row)
-        problem = self._chat.problem(question, self._sides[0])
-        tell_error(
-            f"row {number} of {len(rows)} of {Path(source).name}, answer {problem.answer or '–'}: {problem.prompt}"
-        )
-        if problem.prompt:
-            self._ask(problem.prompt)
 
     def _ask(self, prompt: str) -> None:
         from backend.sampling.chat import Turn
 
-        images, self._images = self._images, []
-        more = {"turns": self._turns, "row": self._row, "images": images}
-        question = self._asking.question(self._chat.source.config, prompt, **more)
-        texts: dict[SideName, str] = {}
+        images, self._images, config = self._images, [], self._chat.source.config
+        question = self._asking.question(config, prompt, turns=self._turns, row=self._row, images=images)
+        texts, replies = dict["SideName", str](), list["Reply"]()
         try:
             replies = answer(self._chat, question, self._sides, texts)
         except KeyboardInterrupt:
             tell_error(" … stopped")
-            replies = []
         with_tools = {reply.side: [turn.row() for turn in reply.completion.turns] for reply in replies}
         for side, text in texts.items():
             self._turns.setdefault(side, []).append(Turn(prompt, text, with_tools.get(side, ()), images))
         if self._with_scores and replies:
-            score(self._chat.source.config, replies, show=True)
+            score(config, replies, show=True)
 
 
 CheckpointKey = Annotated[
@@ -192,8 +184,8 @@ class Asking:
         from backend.sampling.chat import ChatQuestion
         from backend.sampling.sampler import Sampling
 
-        given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
-        changes = {key: value for key, value in given.items() if value is not None}
+        keys = "temperature", "top_p", "top_k", "min_p"
+        changes = {key: value for key in keys if (value := getattr(self, key)) is not None}
         limit = self.max_tokens if self.max_tokens is not None else config.max_completion_length
         most = int(SETTINGS["max_completion_length"].high or 0)
         # Temperature 0, which a run may not have, is greedy here.
@@ -201,12 +193,9 @@ class Asking:
         parse({"model": "-", "data": "-", **checked})
         if not 1 <= limit <= most:
             raise UserError("max_tokens", f"Max tokens must be from 1 to {most:,}, not {quote(limit)}.")
-        of_run = Sampling.of(config)
-        if self.free_output:
-            of_run = replace(of_run, grammar=None)
-        return ChatQuestion(
-            prompt, sampling=replace(of_run, **changes), max_tokens=limit, seed=self.seed, system=self.system, **more
-        )
+        changes |= {"grammar": None} if self.free_output else {}
+        sampling = replace(Sampling.of(config), **changes)
+        return ChatQuestion(prompt, sampling=sampling, max_tokens=limit, seed=self.seed, system=self.system, **more)
 
 
 def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequence[SideName], asking: Asking) -> Chat:
@@ -304,9 +293,9 @@ def generate(
     wanted = ("base", "tuned") if both else ("base",) if base else ("tuned",)
     chat = open_chat(name, checkpoint, runs_dir, wanted, asking)
     config, sides = chat.source.config, chat.sides
-    if with_scores and chat.source.run is None:
-        raise UserError("score", f"{name} is a model and no run, so it has no reward functions for --score.")
     if with_scores:
+        if chat.source.run is None:
+            raise UserError("score", f"{name} is a model and no run, so it has no reward functions for --score.")
         require_allowed(config.model_dump(), allow=allow_code)
     if prompt == "-" and len(prompt := sys.stdin.read(TEXT_LIMIT + 1)) > TEXT_LIMIT:
         raise UserError("prompt", f"The prompt from stdin is longer than {TEXT_LIMIT:,} characters.")

@@ -8,10 +8,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 from rich.table import Table
 
+from backend.runs.events import Event
 from backend.runs.metric_names import MEASURES, measure_of
 from backend.utils.text import visible
-
-Event = dict[str, Any]
 
 
 class _Console(Console):
@@ -126,14 +125,11 @@ def sentence_of(event: Event) -> str:
         case "health":
             return f"{event['sentence']} {event.get('advice', '')}".strip()
         case "eval":
-            score = measure_of(event["metrics"])
-            values = [f"{format_number(event['metrics'].get(score))} ({event.get('split', 'valid')})"]
-            values += [
-                f"{format_number(value)} ({name.removesuffix(f'/{score}')})"
-                for name, value in event["metrics"].items()
-                if name.endswith(f"/{score}")
-            ]
-            return f"step {event['step']}  held-out {MEASURES[score]} {', '.join(values)}"
+            metrics, score = event["metrics"], measure_of(event["metrics"])
+            found = {event.get("split", "valid"): metrics.get(score)}
+            found |= {name.removesuffix(f"/{score}"): metrics[name] for name in metrics if name.endswith(f"/{score}")}
+            values = ", ".join(f"{format_number(value)} ({name})" for name, value in found.items())
+            return f"step {event['step']}  held-out {MEASURES[score]} {values}"
         case "command":
             return f"asked to {event['word']}"
     return ""

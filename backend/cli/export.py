@@ -156,8 +156,7 @@ def _preview(
     prepared = prepare_upload(run, full_repo_id(run, repo, account or {"name": "your-account"}), export, report)
     if as_json:
         about = prepared.to_dict() | {"private": private, "account": account, "account_problem": problem}
-        tell_json({"preview": about})
-        return
+        return tell_json({"preview": about})
     console, (_, about, card) = new_console(), prepared.card.split("---\n", 2)
     console.print(Panel(Markdown(card), title="README.md", title_align="left"))
     console.print(about, highlight=False, markup=False, style="dim")
@@ -202,15 +201,12 @@ def _byte_bar() -> Iterator[Callable[..., None]]:
     columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
     text = TextColumn("{task.description}", markup=False)
     with Progress(text, *columns, console=new_console(stderr=True)) as bar:
-        tasks = []
 
         def show(sentence: str, done: int | None = None, total: int | None = None) -> None:
             if done is None:
-                bar.console.print(sentence, highlight=False)
-                return
-            if not tasks:
-                tasks.append(bar.add_task(sentence.rstrip("."), total=total))
-            bar.update(tasks[0], completed=done)
+                return bar.console.print(sentence, highlight=False)
+            task = bar.task_ids[0] if bar.task_ids else bar.add_task(sentence.rstrip("."), total=total)
+            bar.update(task, completed=done)
 
         yield show
 
@@ -226,12 +222,9 @@ def login(
     """Store a token with write access in the system keychain; the prompt does not echo it."""
     from backend.export.hub_upload import TOKENS_PAGE, log_in
 
-    if from_stdin:
-        token = sys.stdin.readline()
-    else:
+    if not from_stdin:
         tell_error(f"Make a token with write access at {TOKENS_PAGE}.")
-        token = getpass.getpass("Token: ")
-    account = log_in(token)
+    account = log_in(sys.stdin.readline() if from_stdin else getpass.getpass("Token: "))
     tell(f"Logged in as {account.name}; the token is in the keychain.")
     if not account.can_write:
         tell_error("It may only read, so uploads will be refused.")
@@ -256,7 +249,6 @@ def whoami(as_json: AsJson = False) -> None:
 
     account = whose(need_token())
     if as_json:
-        tell_json(asdict(account))
-        return
+        return tell_json(asdict(account))
     also = f", also of {', '.join(account.organisations)}" if account.organisations else ""
     tell(f"{account.name}{also} (token from {account.source}{'' if account.can_write else ', may only read'})")

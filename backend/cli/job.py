@@ -34,8 +34,6 @@ from backend.trainer.control import StopPending
 from backend.utils.errors import UserError
 from backend.utils.files import user_path
 
-TIMEOUT_H = 6.0
-
 
 @verb
 @ignore_sighup
@@ -43,7 +41,7 @@ def job(
     settings: Annotated[str | None, typer.Argument(metavar="[SETTINGS|RUN]", help="A YAML file, or a run.")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Train in this folder, which holds config.yaml.")] = None,
     flavor: Annotated[str, typer.Option("--flavor", help="The machine; --hardware lists them.")] = "",
-    timeout: Annotated[float, typer.Option("--timeout", help="Hours after which the job is ended.")] = TIMEOUT_H,
+    timeout: Annotated[float, typer.Option("--timeout", help="Hours after which the job is ended.")] = 6.0,
     owner: Annotated[str, typer.Option("--owner", help="Who pays: you, or an organisation.")] = "",
     name: Annotated[str | None, typer.Option("--name", help="Name of the run folder.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Submit without asking.")] = False,
@@ -78,10 +76,10 @@ def job(
         machine = hub_jobs.choose(flavor)
         most = machine.usd_per_hour * timeout
         cost = f"{machine.title}: ${machine.usd_per_hour:g} an hour, ${most:.2f} at most in {timeout:g} hours."
-        tell(cost, file=sys.stderr)
-        if not yes and not sys.stdin.isatty():
-            raise UserError("yes", f"{cost} Add --yes to submit.")
+        tell_error(cost)
         if not yes:
+            if not sys.stdin.isatty():
+                raise UserError("yes", f"{cost} Add --yes to submit.")
             typer.confirm("Submit?", abort=True)
         folder = folder or write_new_run(config.model_copy(update={"run_name": name or ""}), runs_dir)
         lock = hold_lock(folder) if lock is None else lock

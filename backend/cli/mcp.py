@@ -70,9 +70,7 @@ class RunTools:
         index = CompletionIndex(self._run(run).completions)
         while index.advance():
             pass
-        steps = index.steps()
-        newest = steps[-1] if steps else None
-        return [dict(row) for row in index.rows(newest if step is None else step)[:limit]]
+        return [dict(row) for row in index.rows(step)[:limit]]
 
     async def doctor(self, run: str) -> Any:
         """What is wrong with a run, since which step, and what to do about it."""

@@ -32,8 +32,7 @@ def list_runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     names = [run.name for run in now.waiting]
     if as_json:
         about = {"waiting": names, "paused": now.is_paused, "pause_after_failure": now.pauses_after_failure}
-        tell_json(about | {"running": file.has_runner()})
-        return
+        return tell_json(about | {"running": file.has_runner()})
     for place, name in enumerate(names, 1):
         tell(f"{place}  {name}")
     tell(_state_sentence(file))
@@ -78,10 +77,8 @@ def remove(run: WaitingRun, runs_dir: RunsDir = None) -> None:
     file = QueueFile(runs_dir)
     folder = find_run(run, file.folder)
     file.remove(folder)
-    others = sorted(path.name for path in folder.path.iterdir() if path.name not in REMOVED)
-    if others:
-        tell(f"{folder.name} is out of the queue. Its folder stays, as it holds {quote(', '.join(others))}.")
-        return
+    if others := sorted(path.name for path in folder.path.iterdir() if path.name not in REMOVED):
+        return tell(f"{folder.name} is out of the queue. Its folder stays, as it holds {quote(', '.join(others))}.")
     shutil.rmtree(folder.path)
     tell(f"{folder.name} is out of the queue, and its settings are deleted.")
 
@@ -125,10 +122,7 @@ def pause(
 ) -> None:
     """Pause the queue. A run that is training continues."""
     file = QueueFile(runs_dir)
-    if after_failure is None:
-        file.change(is_paused=True)
-    else:
-        file.change(pauses_after_failure=after_failure)
+    file.change(**({"is_paused": True} if after_failure is None else {"pauses_after_failure": after_failure}))
     tell(_state_sentence(file))
 
 

@@ -81,8 +81,7 @@ def sample_rewards(
     settings = parse(with_adapter(read_settings(config, changes)[0]))
     if out is not None and not out.parent.is_dir():
         raise UserError("out", f"There is no folder {quote(out.parent)}.")
-    pick = Pick("random", count)
-    phases: set[str] = set()
+    phases = set[str]()
 
     def report(progress: dict[str, Any]) -> None:
         if (phase := progress["phase"]) not in phases:
@@ -93,6 +92,7 @@ def sample_rewards(
         tools = None
         if uses_tools(settings):
             tools = load_tools(settings, stack.enter_context(closing(begin_scorer(settings))))
+        pick = Pick("random", count)
         groups = TrialSampler().sample(settings, pick, settings.group_size, settings.seed, report, tools=tools)
     if out is not None:
         lines = (json.dumps(line_of(group), ensure_ascii=False, default=str) for group in groups)
@@ -143,9 +143,8 @@ def examine_judges(
     settings = _scoring_settings(config)
     groups = read_groups(completions) if completions else []
     own, file = cases_in(cases) if cases else (), reward_file_of(settings)
-    listed = examinations(settings.reward_functions, file, groups, own)
     found: list[dict[str, Any]] = []
-    for each in listed:
+    for each in examinations(settings.reward_functions, file, groups, own):
         tell_error(f"{each.name}: {each.calls} calls…")
         agreement = each.run()
         found.append(asdict(agreement))

@@ -62,8 +62,7 @@ def runs(
     shows_all = archived or asks_for_archived(query)
     found = [record for record in records if passes(record) and (shows_all or not record.notes.archived)]
     if as_json:
-        tell_json([record.to_dict() for record in found])
-        return
+        return tell_json([record.to_dict() for record in found])
     from backend.cli.display import new_console, new_table
 
     console, table = new_console(), new_table("run", "state", "step", "reward", "model", "tags")
@@ -94,10 +93,7 @@ def doctor(run: RunName, runs_dir: RunsDir = None, as_json: AsJson = False) -> N
     from backend.trainer.health.watch import examine
 
     examination = examine(find_run(run, runs_dir))
-    if as_json:
-        tell_json(examination.to_dict())
-    else:
-        tell(report(examination))
+    tell_json(examination.to_dict()) if as_json else tell(report(examination))
 
 
 def report(examination: Examination) -> str:
@@ -143,12 +139,10 @@ def compare(
         raise UserError("run", "Name at least two runs to compare.")
     settings, results = run_record.compare([find_run(name, runs_dir) for name in names])
     if as_json:
-        tell_json({"settings": settings, "results": results})
-        return
+        return tell_json({"settings": settings, "results": results})
     tables = [run_record.settings_table([one["title"] for one in results], settings), run_record.results_table(results)]
     if markdown:
-        tell("\n".join(map(run_record.as_markdown, tables)), end="")
-        return
+        return tell("\n".join(map(run_record.as_markdown, tables)), end="")
     from backend.cli.display import new_console, new_table
 
     console = new_console()

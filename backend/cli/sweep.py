@@ -67,8 +67,7 @@ def sweep(
     if plan_only:
         with suppress(UserError):  # what is wrong with the data is said when the sweep starts
             plan = _ranked(plan, [read_splits(parse(plan.base), head=True)])
-        _tell_plan(plan, as_json)
-        return
+        return _tell_plan(plan, as_json)
     plan, inputs = _checked(plan)
     for raw in plan.every_settings():
         allow_named(raw)

@@ -109,8 +109,7 @@ def resume(
     if is_over and not changes:
         asks = GO_ON.get(last_event(folder).get("reason", ""), "iters=N")
         more = f" More steps: --set {asks}." if folder.checkpoints.is_dir() else ""  # a replay has none
-        tell(f"The run {folder.name} has finished; there is nothing to resume.{more}")
-        return
+        return tell(f"The run {folder.name} has finished; there is nothing to resume.{more}")
     require_allowed(read(folder.config), allow=allow_code)
     from backend.trainer.library.own_functions import require_no_program, require_rollout
 
@@ -133,9 +132,9 @@ def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
         return ()
     taken = f"step {last}" if last == chosen + 1 else f"steps {chosen + 1} to {last}"
     sentence = f"Going on from step {chosen} deletes {taken} of this run for good"
-    if not yes and not sys.stdin.isatty():
-        raise UserError("step", f"{sentence}; add --yes, or keep both: clone {run.name} --step {chosen} --start.")
     if not yes:
+        if not sys.stdin.isatty():
+            raise UserError("step", f"{sentence}; add --yes, or keep both: clone {run.name} --step {chosen} --start.")
         typer.confirm(f"{sentence} (a clone would keep both). Go on?", abort=True)
     return (go_back(run, which),)
 

@@ -199,16 +199,15 @@ class CompletionTime:
 
 def seconds_per_completion(values: Mapping[str, Any], known: Iterable[CompletionTime]) -> float | None:
     """Median over the runs of that model and mode that share most of COST_SETTINGS with `values`; None without any."""
-    kind = values["model"], values.get("train_mode", "grpo")
-    same = [time for time in known if (time.settings.get("model"), time.settings.get("train_mode", "grpo")) == kind]
-
-    def shared(time: CompletionTime) -> int:
-        # A run of an older version that lacks a setting had what is its default now.
-        defaults = {key: SETTINGS[key].default for key in COST_SETTINGS}
-        return sum(time.settings.get(key, d) == values.get(key, d) for key, d in defaults.items())
-
-    most = max(map(shared, same), default=0)
-    return median(time.seconds for time in same if shared(time) == most) if same else None
+    # A run of an older version that lacks a setting had what is its default now.
+    defaults = {key: SETTINGS[key].default for key in COST_SETTINGS}
+    kind, seconds = (values["model"], values.get("train_mode", "grpo")), dict[int, list[float]]()
+    for time in known:
+        of = time.settings
+        if (of.get("model"), of.get("train_mode", "grpo")) == kind:
+            shared = sum(of.get(key, default) == values.get(key, default) for key, default in defaults.items())
+            seconds.setdefault(shared, []).append(time.seconds)
+    return median(seconds[max(seconds)]) if seconds else None
 
 
 def completion_time_of(run: RunFolder) -> CompletionTime | None:
@@ -219,8 +218,7 @@ def completion_time_of(run: RunFolder) -> CompletionTime | None:
     settings = raw_settings(run)
     if len(seconds) < LEAST_STEPS or not settings:
         return None
-    completions, group = 1, ("group_size",) if "sampling" in step_parts(settings) else ()
-    for key in (*group, "batch_size", "gradient_accumulation_steps", "steps_per_generation"):
-        value = settings.get(key, 1)
-        completions *= value if isinstance(value, int) and value > 0 else 1
+    keys = ["batch_size", "gradient_accumulation_steps", "steps_per_generation"]
+    keys += ["group_size"] if "sampling" in step_parts(settings) else []
+    completions = math.prod(n for key in keys if isinstance(n := settings.get(key), int) and n > 0)
     return CompletionTime(settings, median(seconds) / completions)

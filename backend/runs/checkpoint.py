@@ -1,15 +1,12 @@
 """Checkpoints of a run: weights, optimizer and training state, written completely or not at all, rotated and verified.
 
-A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced and renamed, and loses its name
-before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to save:
-each random number is a function of the seed and of its position in the run.
+`checkpoints/000100/` is written as `.000100`, synced and renamed, and loses its name before its files when it is
+deleted, so a folder with a number for a name is complete. Random numbers are functions of the seed and of their
+position in the run, so there is no state of them to save.
 
-After a kill, events.jsonl and completions.jsonl are ahead of the newest checkpoint; a resume truncates them to the byte
-lengths in its state.json.
-
-A thread writes them: the next step samples while the last one goes to disk. An evaluated mlx array is immutable, so a
-snapshot is a set of references, and nothing is copied. The trainer waits for the thread before the next update: after
-it the snapshot alone would keep a second copy of the model alive.
+A thread writes while the next step samples. An evaluated mlx array is immutable, so a snapshot is a set of references.
+The trainer waits for the thread before the next update: after it the snapshot alone would keep a second copy of the
+model alive.
 """
 
 import contextlib
@@ -22,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,15 +31,7 @@ from backend.config.config import Config
 from backend.config.setting import STAGE_DATA
 from backend.export.writer import Arrays, HostArrays, adapter_config, on_host, save_arrays
 from backend.models.policy import Policy
-from backend.runs.events import (
-    RUN_FORMAT,
-    EventLog,
-    JsonLines,
-    end_of_step,
-    event_ends,
-    is_number,
-    read_events,
-)
+from backend.runs.events import RUN_FORMAT, EventLog, JsonLines, end_of_step, event_ends, is_number, read_events
 from backend.runs.metric_names import EVALUATION
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.saved_weights import (
@@ -182,7 +171,7 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[DamagedCheckpo
 
 def set_aside(damaged: DamagedCheckpoint) -> str:
     """Rename a damaged checkpoint's folder, so that nobody reads it; returns a message. Raises UserError."""
-    names = chain([f"damaged-{damaged.path.name}"], (f"damaged-{damaged.path.name}-{number}" for number in count(2)))
+    names = (f"damaged-{damaged.path.name}{f'-{number}' * (number > 1)}" for number in count(1))
     aside = next(path for path in map(damaged.path.with_name, names) if not path.exists())
     try:
         damaged.path.rename(aside)
@@ -246,7 +235,7 @@ def check_metric(config: Config, *, has_held_out: bool) -> None:
 
 
 def take_step_score(state: TrainingState, metrics: Mapping[str, Any], metric: str) -> None:
-    """Count the `metric` of a run's scores (`metric_of`) for the next checkpoint that is due."""
+    """Count the `metric` (`metric_of`) of a step for the next checkpoint that is due."""
     if is_number(value := metrics.get(metric)):
         state.score_sum, state.scored_steps = state.score_sum + value, state.scored_steps + 1
 
@@ -256,7 +245,7 @@ def take_evaluation_score(state: TrainingState, metrics: Mapping[str, Any], conf
     if metric.startswith(EVALUATION):
         value = metrics.get(metric.removeprefix(EVALUATION))
         state.score = float(value) if is_number(value) else None
-        observe_score(state, state.score, config)
+        _observe_score(state, config)
 
 
 def begin_score_series(state: TrainingState, changed: Collection[str], config: Config, metric: str) -> None:
@@ -272,7 +261,7 @@ def close_interval(state: TrainingState, config: Config, metric: str) -> None:
     that a resumed run has the scores of one that was not stopped."""
     if not metric.startswith(EVALUATION):
         state.score = state.score_sum / state.scored_steps if state.scored_steps else None
-        observe_score(state, state.score, config)
+        _observe_score(state, config)
         state.score_sum, state.scored_steps = 0.0, 0
 
 
@@ -284,9 +273,9 @@ def score_checkpoint(state: TrainingState, config: Config, metric: str) -> None:
     state.score_metric = config.best_metric if default_score(vars(config)) == "reward" else metric
 
 
-def observe_score(state: TrainingState, score: float | None, config: Config) -> None:
-    """Count the score of a step. A gain is better than the last gain by more than `early_stopping_min_delta`."""
-    if score is None:
+def _observe_score(state: TrainingState, config: Config) -> None:
+    """Count `score`. A gain is better than the last gain by more than `early_stopping_min_delta`."""
+    if (score := state.score) is None:
         return
     sign = -1.0 if config.best_is_lowest else 1.0
     if state.gain is None or sign * (score - state.gain) > config.early_stopping_min_delta:
@@ -345,7 +334,7 @@ class CheckpointWriter:
 
     @property
     def is_done(self) -> bool:
-        """True if `wait` has an event to write and does not block."""
+        """True if `wait` has an event to write at once."""
         return self._pending is not None and self._pending.done()
 
     def wait(self) -> None:

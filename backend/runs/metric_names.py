@@ -65,15 +65,12 @@ _ONE_OF_REWARD = re.compile(r"rewards?/([^/]+)")  # the mean, in earlier version
 
 def known_metrics(rewards: Iterable[str]) -> list[str]:
     """The metrics of a run with these reward functions, without those that they log."""
-    names = [*rewards]
-    of_rewards = [f"rewards/{metric_name(name)}/{kind}" for name in names for kind in ("mean", "std")]
-    calls = [call for name in names if (call := find_call(name)) and (call.is_model or call.function == JUDGE)]
-    return [
-        *METRICS,
-        *OCCASIONAL_METRICS,
-        *of_rewards,
-        *(f"judge/{c.name}/{kind}" for c in calls for kind in OF_JUDGES),
-    ]
+    known = [*METRICS, *OCCASIONAL_METRICS]
+    for name in rewards:
+        known += [f"rewards/{metric_name(name)}/{kind}" for kind in ("mean", "std")]
+        if (call := find_call(name)) and (call.is_model or call.function == JUDGE):
+            known += [f"judge/{call.name}/{kind}" for kind in OF_JUDGES]
+    return known
 
 
 def our_name(name: str) -> str:
@@ -118,7 +115,6 @@ def _is_known(name: str) -> bool:
 
 
 def trl_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics under TRL's names."""
     return {TRL_NAMES.get(name, name): value for name, value in metrics.items()}
 
 
@@ -188,13 +184,10 @@ def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool, se
 
 
 def metric_fault(metric: str, rewards: Sequence[str], may_log_metrics: bool, sets: Sequence[str] = ()) -> str:
-    known = known_metrics(rewards)
-    bare = metric.removeprefix(EVALUATION)
+    known, bare = known_metrics(rewards), metric.removeprefix(EVALUATION)
     of_set, _, rest = bare.partition("/")
-    if bare != metric and of_set in sets and rest in known:
-        return ""
     near = difflib.get_close_matches(bare, known, n=1, cutoff=0.6)
-    if bare in known or (may_log_metrics and not near):
+    if bare in known or (bare != metric and of_set in sets and rest in known) or (may_log_metrics and not near):
         return ""
     prefix = EVALUATION if metric != bare else ""
     return f"There is no metric {quote(metric, 60)}." + (f" Did you mean {prefix}{near[0]}?" if near else "")

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -71,10 +71,9 @@ class QueueFile:
 
     def holds(self, run: RunFolder) -> bool:
         """True for a run that waits. A broken file holds nothing."""
-        try:
+        with suppress(UserError):
             return run in self.read().waiting
-        except UserError:
-            return False
+        return False
 
     def add(self, run: RunFolder, *, first: bool = False) -> int:
         """Add a run at the end or `first`; returns its place, from 0. One that has begun is resumed in its turn."""
@@ -89,8 +88,8 @@ class QueueFile:
             queue = self._listed()
             written = _event_log_written(run)
             others = {name: t for name, t in queue.diaries.items() if name != run.name}
-            queue = replace(queue, diaries=others if written is None else others | {run.name: written})
-            queue = queue.moved(run, 0 if first else len(queue.waiting))
+            diaries = others if written is None else others | {run.name: written}
+            queue = replace(queue, diaries=diaries).moved(run, 0 if first else len(queue.waiting))
             self._write(queue)
             return queue.waiting.index(run)
 
@@ -102,7 +101,6 @@ class QueueFile:
         self._update(lambda queue: queue.moved(self._waiting(run), max(0, place)))
 
     def change(self, **changes: Any) -> None:
-        """Change `is_paused` or `pauses_after_failure`."""
         self._update(lambda queue: replace(queue, **changes))
 
     def rewrite_settings(self, run: RunFolder, text: str) -> None:
@@ -208,11 +206,10 @@ def is_waiting(run: RunFolder) -> bool:
 
 def _event_log_written(run: RunFolder) -> int | None:
     """Time of the event log's last write in ns, which a resume changes; None for a run that has never begun."""
-    try:
+    with suppress(OSError):
         status = run.events.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns if status.st_size else None
+        return status.st_mtime_ns if status.st_size else None
+    return None
 
 
 def training_run(folder: Path | None = None) -> RunFolder | None:

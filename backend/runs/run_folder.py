@@ -104,10 +104,9 @@ def all_runs(folder: Path | None = None) -> Iterator[RunFolder]:
 
 def modified_at(path: Path) -> float:
     """Unix seconds of the last write; 0 where there is no file."""
-    try:
+    with suppress(OSError):
         return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return 0.0
 
 
 def may_be_starting(run: RunFolder) -> bool:

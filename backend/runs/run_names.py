@@ -72,10 +72,13 @@ def rename(run: RunFolder, title: str) -> None:
 
 
 def label_of(run: RunFolder, settings: Mapping[str, Any]) -> str:
-    """The name that follows from a run's changed `settings`; "" for a run whose folder the user has named."""
+    """The name by a run's changed `settings`; "" for a run whose folder the user has named."""
     data = short_data(settings.get("data"))
-    if (match := _MEMBER.fullmatch(run.name)) and (varied := sweep_settings(run)) is not None:
-        return _joined(data, varied, f"seed {match[2]}")
+    if match := _MEMBER.fullmatch(run.name):
+        results = results_of(SweepFolder(run.path.parent / "sweeps" / match[1]))
+        for each in results.configurations if results is not None else ():
+            if any(member.run == run.name for member in each.runs):
+                return _joined(data, each.settings, f"seed {match[2]}")
     if _CLONE.fullmatch(run.name):
         with suppress(UserError):
             if (parent := read_parent(run)) is not None:
@@ -93,12 +96,11 @@ def new_label(run: RunFolder) -> str:
         taken.add(name_of(other))
         if before is None and theirs != own and theirs.get("data") == own.get("data"):
             before = theirs
-    if before is None:
-        label = _joined(short_data(own.get("data")), _of_defaults(own))
-    else:
+    told = _of_defaults(own)
+    if before is not None:
         keys = _fitting((key for key in own.keys() | before if own.get(key) != before.get(key)), own)
-        was, now = ({key: of.get(key, SETTINGS[key].default) for key in keys} for of in (before, own))
-        label = _joined(short_data(own.get("data")), {key: _change(key, was[key], now[key]) for key in keys})
+        told = {key: _change(key, *(of.get(key, SETTINGS[key].default) for of in (before, own))) for key in keys}
+    label = _joined(short_data(own.get("data")), told)
     return next(name for name in chain([label], (f"{label} ({n})" for n in count(2))) if name not in taken)
 
 
@@ -116,14 +118,6 @@ def setting_text(key: str, value: Any) -> str:
     text = Path(text).name if key == "model" else text
     text = text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
     return f"{text} {name}" if key == "iters" else f"{name} {text}".strip()
-
-
-def sweep_settings(run: RunFolder) -> dict[str, Any] | None:
-    """The settings that a sweep varies, as a run of it has them; None for any other run."""
-    match = _MEMBER.fullmatch(run.name)
-    results = results_of(SweepFolder(run.path.parent / "sweeps" / match[1])) if match else None
-    configurations = results.configurations if results is not None else ()
-    return next((each.settings for each in configurations for member in each.runs if member.run == run.name), None)
 
 
 def results_of(sweep: SweepFolder) -> SweepResults | None:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -271,9 +271,8 @@ RESULTS = {
 def differing_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Setting → its value in each raw config, for settings that are not the same in all, in the order of the form."""
     changed = [changed_settings(raw) for raw in configs]
-    rows = {
-        key: [one.get(key, about.default) for one in changed] for key, about in SETTINGS.items() if key != "run_name"
-    }
+    rows = {key: [one.get(key, about.default) for one in changed] for key, about in SETTINGS.items()}
+    del rows["run_name"]
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
@@ -330,9 +329,8 @@ def evaluations(run: RunFolder, measure: str = "reward") -> list[tuple[int, floa
 def compare(runs: Sequence[RunFolder]) -> tuple[dict[str, list[Any]], list[RunResult]]:
     """(settings that differ, results), both in the order of `runs`."""
     settings = differing_settings([settings_in_course(run) for run in runs])
-    records = map(read_record, runs)
-    pairs = zip(records, runs, strict=True)
-    return settings, [result_of(record, evaluations(run, record.summary.measure)) for record, run in pairs]
+    records = [(run, read_record(run)) for run in runs]
+    return settings, [result_of(record, evaluations(run, record.summary.measure)) for run, record in records]
 
 
 def settings_table(titles: Sequence[str], settings: Mapping[str, Sequence[Any]]) -> list[list[str]]:
@@ -340,12 +338,12 @@ def settings_table(titles: Sequence[str], settings: Mapping[str, Sequence[Any]])
 
 
 def results_table(results: Sequence[RunResult]) -> list[list[str]]:
-    def text(one: RunResult, key: str) -> str:
-        value = one[key]
-        is_time = key == "worked_s" and value is not None
-        return with_measure(key, one, f"{value:,.0f} s" if is_time else value_text(value))
-
-    return [["Run", *RESULTS.values()], *([one["title"], *(text(one, key) for key in RESULTS)] for one in results)]
+    table = [["Run", *RESULTS.values()]]
+    for one in results:
+        worked = value_text(one["worked_s"]) if one["worked_s"] is None else f"{one['worked_s']:,.0f} s"
+        texts = {key: value_text(one[key]) for key in RESULTS} | {"worked_s": worked}
+        table.append([one["title"], *(with_measure(key, one, text) for key, text in texts.items())])
+    return table
 
 
 def with_measure(name: str, result: RunResult, text: str) -> str:
@@ -403,7 +401,7 @@ def disk_use(run: RunFolder) -> dict[str, int]:
     return {part: size for part, size in sizes.most_common() if size}
 
 
-def _files(folder: Path) -> Iterable[tuple[str, int]]:
+def _files(folder: Path) -> Iterator[tuple[str, int]]:
     for entry in walk(folder):
         try:
             if not entry.is_dir(follow_symlinks=False):

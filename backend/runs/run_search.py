@@ -5,7 +5,6 @@ for numbers.
 """
 
 import math
-import operator
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from backend.config.other_programs.keys import as_number
 from backend.config.other_programs.translation import NAMES
 from backend.rewards.catalogue import nearest
 from backend.runs.events import METRICS
-from backend.runs.metric_names import EVALUATION, our_name
+from backend.runs.metric_names import COMPARISONS, EVALUATION, our_name
 from backend.runs.run_record import RunRecord
 from backend.utils.errors import UserError
 
@@ -49,7 +48,7 @@ def _reward(record: RunRecord) -> float | None:
     return record.summary.reward_after if record.summary.measure == "reward" else None
 
 
-_FIELDS: tuple[RunField, ...] = (
+_FIELDS = (
     RunField("name", "Run", "text", lambda r: r.title, "Its title, else the name of its folder."),
     RunField("state", "State", "text", lambda r: r.summary.state),
     RunField("model", "Model", "text", lambda r: "/".join(Path(r.summary.model).parts[-2:])),
@@ -70,7 +69,7 @@ _FIELDS: tuple[RunField, ...] = (
     RunField("favourite", "Favourite", "flag", lambda r: r.notes.favourite),
     RunField("folder", "Folder", "text", lambda r: r.summary.name),
 )
-FIELDS: dict[str, RunField] = {about.key: about for about in _FIELDS}
+FIELDS = {about.key: about for about in _FIELDS}
 
 
 def field_of(key: str) -> RunField | None:
@@ -132,7 +131,6 @@ _SEARCHED: dict[str, Callable[[RunRecord], Any]] = {
     "disk": lambda record: record.bytes / 1e9,
 }
 """Fields that are searched by another value than they show."""
-_COMPARISONS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 _PART = re.compile(r'-?(?:[^\s"]|"[^"]*"?)+')
 _CONDITION = re.compile(r"(-?)([A-Za-z_][\w./-]*)(>=|<=|[:=<>])(.*)", re.DOTALL)
 
@@ -172,9 +170,9 @@ def _condition(name: str, sign: str, value: str, metrics: Collection[str]) -> Te
     field = field_of(key)
     assert field is not None
     read = _SEARCHED.get(key, field.value)
-    if sign not in _COMPARISONS:
+    if sign not in COMPARISONS:
         return lambda record: _matches(read(record), value, whole=sign == "=")
-    bound, compare = as_number(value), _COMPARISONS[sign]
+    bound, compare = as_number(value), COMPARISONS[sign]
     if bound is None:
         raise UserError("search", f"{name}{sign} needs a number, not {value}.")
     return lambda record: (number := as_number(read(record))) is not None and compare(number, bound)
@@ -182,7 +180,7 @@ def _condition(name: str, sign: str, value: str, metrics: Collection[str]) -> Te
 
 def _key(name: str, sign: str, metrics: Collection[str]) -> str:
     lower = name.lower()
-    is_metric = lower in metrics and sign in _COMPARISONS
+    is_metric = lower in metrics and sign in COMPARISONS
     ours = our_name(name)  # a metric may have TRL's name
     ours = HELD_OUT + ours.removeprefix(EVALUATION) if ours.startswith(EVALUATION) else ours
     for key in (lower, name, ours) if is_metric else (SHORT_NAMES.get(lower, ""), lower, name, ours):

@@ -34,8 +34,8 @@ from backend.runs.sweep_results import (
     SweepFolder,
     SweepResults,
     fresh_results,
-    keep_best,
     measured,
+    rank,
     read_results,
     write_results,
 )
@@ -77,7 +77,7 @@ class SweepCommands:
         return bool(self.stop_reason)
 
     def claim(self) -> str:
-        """The word that came since the last call; a stop each time."""
+        """The word since the last call; a stop each time."""
         if self.is_stopping():
             return "stop"
         if word := read_word(self._process.control):
@@ -211,11 +211,12 @@ class Sweep:
 
     def _judge(self, rung: Rung) -> None:
         alive = self.results.alive
-        kept = keep_best(alive, rung.keep, self.plan.metric)
+        best = sorted(alive, key=lambda each: rank(each, self.plan.metric))[: rung.keep]
         if all(each.value is None for each in alive):
-            kept = [each.number for each in alive]
+            best = alive
             note = f"No run was stopped at step {rung.step}: no configuration has a {self.results.measure}."
             self.results.notes.append(note)
+        kept = sorted(each.number for each in best)
         for each in alive:
             if each.number not in kept:
                 reached = "it has none" if each.value is None else f"its mean is {each.value:.4g}"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -125,11 +126,10 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     names = [field.name for field in fields(TrainingState)]
     missing = tuple(name for name in names if name not in saved and name not in NEUTRAL)
     known = {name: saved[name] for name in names if name in saved}
-    try:
+    with suppress(ValidationError):
         state = _STATE.validate_json(json.dumps(known), strict=True)
-    except ValidationError:
-        return None
-    return None if "step" in missing else Checkpoint(folder, state, missing, files)
+        return None if "step" in missing else Checkpoint(folder, state, missing, files)
+    return None
 
 
 def best_of(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
@@ -152,8 +152,7 @@ def find_checkpoint(run: RunFolder, which: str) -> Checkpoint:
         named["best"] = best
     if checkpoints:
         named["last"] = checkpoints[-1]
-    found = named.get(which.strip().lstrip("0") or "0")
-    if found is None:
+    if (found := named.get(which.strip().lstrip("0") or "0")) is None:
         there = f" {which}; there are {' and '.join(', '.join(named).rsplit(', ', 1))}" if named else ""
         raise UserError("checkpoint", f"The run {run.name} has no checkpoint{there}.")
     return found
@@ -289,15 +288,9 @@ def adapter_settings(source: AdapterSource) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise UserError(SETTING, f"{quote(source.about, PATH)} must hold a JSON object.")
     parameters = listed if isinstance(listed := about.get("lora_parameters"), dict) else {}
-    found: dict[str, Any] = {
-        "train_type": about.get("fine_tune_type"),
-        "num_layers": about.get("num_layers"),
-        "rank": parameters.get("rank"),
-        "scale": parameters.get("scale"),
-        "lora_keys": parameters.get("keys"),
-        "modules_to_save": about.get("modules_to_save"),
-        "model": about.get("model"),
-    }
+    found = {key: about.get(key) for key in ("num_layers", "modules_to_save", "model")}
+    found |= {"train_type": about.get("fine_tune_type"), "lora_keys": parameters.get("keys")}
+    found |= {key: parameters.get(key) for key in ("rank", "scale")}
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -39,10 +39,10 @@ class StartProgress:
     @classmethod
     def read(cls, line: str) -> StartProgress | None:
         """The progress in such a line; None of any other line."""
-        found = _LINE.fullmatch(line)
-        if found is None or found["percent"] is None:
-            return None if found is None else cls(found["doing"])
-        return cls(found["doing"], min(100, int(found["percent"])) / 100, found["figures"])
+        if (found := _LINE.fullmatch(line)) is None:
+            return None
+        doing, percent, figures = found.groups()
+        return cls(doing) if percent is None else cls(doing, min(100, int(percent)) / 100, figures)
 
 
 @contextmanager

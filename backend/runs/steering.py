@@ -6,6 +6,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,11 +144,10 @@ def config_at(config: Config, changes: Sequence[Change], step: int | None = None
     without a step at the end of the run. Raises UserError where they do not fit together."""
     new = changed_values(changes, step)
     if config.stages:
-        values, index = config.model_dump() | new, stage_at(config.stages, step)
-        since = first_step(config.stages, index)
-        kept = changed_values([change for change in changes if change.step >= since], step)
-        # A change in this stage replaces what the stage has planned.
-        new |= {key: value for key, value in stage_settings(values, index).items() if key not in kept}
+        index = stage_at(config.stages, step)
+        replaced = changed_values(changes, step, since=first_step(config.stages, index))
+        of_stage = stage_settings(config.model_dump() | new, index)
+        new |= {key: value for key, value in of_stage.items() if key not in replaced}
     return parse(config.model_dump() | new) if new else config
 
 
@@ -156,8 +156,7 @@ def own_config(config: Config, changes: Sequence[Change], step: int) -> Config:
     values = config.model_dump() | changed_values(changes, step)
     if config.stages:
         index = stage_at(config.stages, step)
-        since = first_step(config.stages, index)
-        replaced = changed_values([change for change in changes if change.step >= since], step)
+        replaced = changed_values(changes, step, since=first_step(config.stages, index))
         kept = {key: value for key, value in config.stages[index].items() if key not in replaced}
         values["stages"] = [*config.stages[:index], kept, *config.stages[index + 1 :]]
     return parse(values)
@@ -185,8 +184,8 @@ def stage_change(config: Config, changes: Sequence[Change], step: int) -> Change
     return Change(step, pairs) if pairs else None
 
 
-def changed_values(changes: Sequence[Change], step: int | None = None) -> dict[str, Any]:
-    held = (change for change in changes if step is None or change.step <= step)
+def changed_values(changes: Sequence[Change], step: int | None = None, since: int = 0) -> dict[str, Any]:
+    held = (change for change in changes if since <= change.step and (step is None or change.step <= step))
     return {key: pair[1] for change in held for key, pair in change.settings.items()}
 
 
@@ -194,19 +193,6 @@ def request_change(run: RunFolder, asked: Mapping[str, Any]) -> None:
     """Ask the trainer of a run to change settings, beside a request that it has not taken yet. Raises UserError."""
     waiting = read_request(run.change_request)
     replace_file(run.change_request, json.dumps({"settings": waiting | dict(asked)}, ensure_ascii=False))
-
-
-def take_request(run: RunFolder) -> dict[str, Any]:
-    """The requested settings, taken out of the folder; {} where there are none."""
-    taken = run.change_request.with_suffix(".taken")
-    try:
-        # A rename succeeds for one reader, and what the window writes meanwhile is a new file.
-        run.change_request.rename(taken)
-        asked = read_request(taken)
-        taken.unlink()
-    except OSError:
-        return {}
-    return asked
 
 
 def read_request(path: Path) -> dict[str, Any]:
@@ -245,7 +231,12 @@ class Steering:
 
     def take(self, begun: int) -> tuple[str, str]:
         """Record the change that the window has requested. → level and sentence."""
-        asked = take_request(self._run)
+        asked, taken = dict[str, Any](), self._run.change_request.with_suffix(".taken")
+        with suppress(OSError):
+            # A rename succeeds for one reader, and what the window writes meanwhile is a new file.
+            self._run.change_request.rename(taken)
+            asked = read_request(taken)
+            taken.unlink()
         if not asked:
             return "warning", "The change was not made: its request cannot be read."
         try:
@@ -311,20 +302,17 @@ class MetricWatch:
         metrics = {condition.metric for condition in map(parse_condition, conditions)}
         unknown = {name for name in metrics if not name.startswith(EVALUATION)} - self.seen - self._warned_of
         self._warned_of |= unknown
-        return [
-            f"Stop when names {name}, which no step of this run has: the condition is never met."
-            for name in sorted(unknown)
-        ]
+        never = "Stop when names {}, which no step of this run has: the condition is never met."
+        return [never.format(name) for name in sorted(unknown)]
 
 
 def early_stop(state: TrainingState, config: Config, metric: str) -> PlannedEnd | None:
-    """`metric`: that of the run's scores."""
     patience = config.early_stopping_patience
     if not patience or state.scores_without_gain < patience or state.best_score is None:
         return None
-    held_out = metric.startswith(EVALUATION)
-    what = config.best_metric or ("Held-out " if held_out else "Training ") + metric.rpartition("/")[2]
-    verb, times = "fallen" if config.best_is_lowest else "risen", "evaluation" if held_out else "checkpoint"
+    kind, times = ("Held-out", "evaluation") if metric.startswith(EVALUATION) else ("Training", "checkpoint")
+    what = config.best_metric or f"{kind} {metric.rpartition('/')[2]}"
+    verb = "fallen" if config.best_is_lowest else "risen"
     gain = f" by more than {config.early_stopping_min_delta:g}" if config.early_stopping_min_delta else ""
     count = f"{state.scores_without_gain} {times}{'' if state.scores_without_gain == 1 else 's'}"
     best = f"checkpoint {state.best_step}" if state.best_step else "the model before training"

@@ -208,9 +208,8 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
             found += error.faults
     numbers = {"seeds": [0], "trials": None, "search_seed": 0, "round_steps": ROUND_STEPS} | dict(raw)
     seeds, trials, search_seed = (numbers[key] for key in ("seeds", "trials", "search_seed"))
-    is_random = search == "random"
+    is_random, has_trials = search == "random", _is_count(trials, 1)
     are_seeds = isinstance(seeds, list) and bool(seeds) and all(_is_count(seed, 0) for seed in seeds)
-    has_trials = _is_count(trials, 1)
     metric = raw.get("metric", default_score({"sft_targets": "dataset"} | base))
     # Under the name that evaluations have it by in the event log.
     metric = our_name(metric).removeprefix(EVALUATION) if isinstance(metric, str) else ""
@@ -340,8 +339,8 @@ def _check_plan(plan: SweepPlan) -> None:
     if len(members) > MOST_RUNS:
         raise UserError("seeds", f"The sweep has {len(members):,} runs; at most {MOST_RUNS} can be trained.")
     stages: Any = plan.base.get("stages") if "stages" not in plan.over else None
-    entries = [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
-    staged = {key for stage in entries for key in translate(stage)[0]}
+    entries = stages if isinstance(stages, list) else []
+    staged = {key for stage in entries if isinstance(stage, dict) for key in translate(stage)[0]}
     replaced = "The stages of the base have a {} of their own; vary the stages instead."
     found = {ConfigProblem(key, replaced.format(SETTINGS[key].label)): None for key in plan.over if key in staged}
     of_base = problems(plan.base)
@@ -358,19 +357,16 @@ def _check_plan(plan: SweepPlan) -> None:
                 problem = ConfigProblem(problem.setting, sentence)
             found[problem] = None
     if not found:
-        found = dict.fromkeys(ConfigProblem("metric", problem.sentence) for problem in _metric_problems(plan))
+        # Those of the first configuration with the metric as its best checkpoint's.
+        raw = plan.raw_settings(plan.members()[0]) | {"steps_per_eval": 1}
+        names = [plan.metric, *([f"rewards/{plan.metric}/mean"] if plan.rank_by == "training" else [])]
+        tried = [problems(raw | {"best_metric": EVALUATION + name}) for name in names]
+        if all(tried):
+            found = dict.fromkeys(ConfigProblem("metric", problem.sentence) for problem in tried[0])
     if not found and plan.halving is not None and (problem := _halving_problem(plan, plan.halving)):
         found[problem] = None
     if found:
         raise UserError(list(found))
-
-
-def _metric_problems(plan: SweepPlan) -> list[ConfigProblem]:
-    """Those of the first configuration with the metric as its best checkpoint's."""
-    raw = plan.raw_settings(plan.members()[0]) | {"steps_per_eval": 1}
-    names = [plan.metric, *([f"rewards/{plan.metric}/mean"] if plan.rank_by == "training" else [])]
-    tried = [problems(raw | {"best_metric": EVALUATION + name}) for name in names]
-    return tried[0] if all(tried) else []
 
 
 def _halving_problem(plan: SweepPlan, halving: Halving) -> ConfigProblem | None:

@@ -6,7 +6,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -232,14 +233,12 @@ def read_results(folder: SweepFolder) -> SweepResults | None:
     if not os.path.lexists(folder.results):
         return None
     raw = read_json(folder.results, "sweep", advice=_ADVICE)
-    try:
+    with suppress(ValidationError):
         results = _RESULTS.validate_python(raw)
-    except ValidationError:
-        results = None
-    names = [run.run for each in results.configurations for run in each.runs] if results is not None else []
-    if not names or not all(map(is_folder_name, names)):
-        raise UserError("sweep", about_path(folder.results, f" holds no results of a sweep; {_ADVICE}."))
-    return results
+        names = [run.run for each in results.configurations for run in each.runs]
+        if names and all(map(is_folder_name, names)):
+            return results
+    raise UserError("sweep", about_path(folder.results, f" holds no results of a sweep; {_ADVICE}."))
 
 
 _RESULTS = TypeAdapter(SweepResults)
@@ -268,7 +267,3 @@ def measured(run: RunFolder, metric: str, rank_by: RankBy) -> tuple[int, float] 
         return found[-1] if found else None
     last = found[-1][0]
     return last, statistics.fmean(value for step, value in found if step > last * 3 / 4)
-
-
-def keep_best(alive: Sequence[ConfigurationResult], keep: int, metric: str) -> list[int]:
-    return sorted(each.number for each in sorted(alive, key=lambda each: rank(each, metric))[:keep])
