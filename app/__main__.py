@@ -94,6 +94,7 @@ def show_window(options: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
     from app import theme
+    from app.crash_catcher import CrashCatcher
     from app.desktop import FileOpener
     from app.pages import read_ahead
     from app.state.prefs import Prefs
@@ -122,7 +123,13 @@ def show_window(options: argparse.Namespace) -> int:
     window.show_page("train")  # the slowest page to build: before the first paint it delays no click
     window.show_page(options.page or ("monitor" if live and not options.config else "train"))
     app.installEventFilter(FileOpener(window.open_from_desktop, app))
-    catch_crashes(app, window)
+    catcher = CrashCatcher(prefs.folder / f"native-crash-{prefs.slot}.txt", app)
+    left = catcher.install()  # by the process before this one
+    window.help.qt_messages = catcher.qt_messages
+    catcher.caught.connect(window.help.report_caught)
+    app.aboutToQuit.connect(catcher.remove)
+    if left:
+        QTimer.singleShot(0, window, lambda: window.help.report_caught("GRPO Studio crashed when it last ran.", left))
     window.show()
     if not options.screenshot:
         connect_desktop(app, window)
@@ -135,32 +142,12 @@ def show_window(options: argparse.Namespace) -> int:
     return app.exec()
 
 
-def catch_crashes(app: QApplication, window: Window) -> None:
-    """From now on show the report of what goes wrong in this process, and first of what ended the one before it."""
-    from PySide6.QtCore import QTimer
-
-    from app.crash_catcher import CrashCatcher
-
-    prefs = window.session.prefs
-    catcher = CrashCatcher(prefs.folder / f"native-crash-{prefs.slot}.txt", app)
-    left = catcher.install()
-    window.help.qt_messages = catcher.qt_messages
-    catcher.caught.connect(window.help.report_caught)
-    app.aboutToQuit.connect(catcher.remove)
-    if left:
-        QTimer.singleShot(0, window, lambda: window.help.report_caught("GRPO Studio crashed when it last ran.", left))
-
-
 def connect_desktop(app: QApplication, window: Window) -> None:
     """Show the run's progress on the app's icon, and its news while the window is not in front."""
-    from app.desktop import LauncherIcon, Notifier
+    from app.desktop import LauncherIcon, Notifier, SessionBus
     from app.state.run_notices import RunNotices
 
-    bus = None
-    if sys.platform.startswith("linux"):
-        from app.desktop import SessionBus
-
-        bus = SessionBus(app)
+    bus = SessionBus(app) if sys.platform.startswith("linux") else None
     session, notices, notifier = window.session, RunNotices(window), Notifier(bus, window)
     window.icon = icon = LauncherIcon(bus)
 

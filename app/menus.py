@@ -1,26 +1,54 @@
-"""The table of menu entries: text, shortcut, icon, and the slot that each calls."""
+"""The menus: a table of entries with text, shortcut, icon and slot, and what the entries of File and Help do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from html import escape
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence
-from PySide6.QtWidgets import QMenu
+from PySide6.QtWidgets import QApplication, QMenu
 
 from app import theme
 from app.pages import PAGES
+from app.state.guide import CONTENTS, place_of_setting
+from app.state.messages import problems_to
+from app.state.presets import presets
+from app.state.processes import ProcessOutcome, VerbProcess
+from app.state.run_files import log_lines
+from app.state.run_starter import START
+from app.state.session import FORM
+from app.widgets.basic.dialogs import SAVING, TextDialog, ask, open_file, open_folder, save_file
 from app.widgets.basic.icons import icon
-from app.widgets.basic.labels import key_name
+from app.widgets.basic.labels import key_name, place_about
+from app.widgets.form.field import field_of
+from app.widgets.hub_dialogs import JobDialog
+from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PresetPanel, ProblemDialog
+from backend.config.config import Config, dump
+from backend.config.other_programs.files import mlx_lm_lora_yaml
+from backend.runs.archive import raw_settings
+from backend.runs.run_folder import RunFolder
+from backend.utils import about, machine
+from backend.utils.about import EMPTY, LOG_LINES, NO_FEED, ProblemFacts, feed, report
+from backend.utils.command import backend_command
+from backend.utils.disk import save_as
+from backend.utils.places import project_root
 
 if TYPE_CHECKING:
+    from app.state.run import Run
     from app.window import Window
 
 STANDARD = QKeySequence.StandardKey
+YAML = "Config (*.yaml)"
+DOCUMENTS = {"What is stored where": "runs.md"}  # heading of a section → file in docs/
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +207,8 @@ class Menus(QObject):
         history.canUndoChanged.connect(self["undo"].setEnabled)
         history.canRedoChanged.connect(self["redo"].setEnabled)
         # Bound methods are disconnected when the window is deleted; the history still emits after that.
-        history.undoTextChanged.connect(self._name_undo)
-        history.redoTextChanged.connect(self._name_redo)
+        history.undoTextChanged.connect(self._name_history)
+        history.redoTextChanged.connect(self._name_history)
 
     def __getitem__(self, name: str) -> QAction:
         return self.by_name[name]
@@ -212,19 +240,17 @@ class Menus(QObject):
         for name, is_enabled in enabled.items():
             self[name].setEnabled(is_enabled)
 
-    def _name_undo(self, what: str) -> None:
-        self["undo"].setText(f"Undo {what}".strip())
-
-    def _name_redo(self, what: str) -> None:
-        self["redo"].setText(f"Redo {what}".strip())
+    def _name_history(self) -> None:
+        history = self._window.session.draft.history
+        self["undo"].setText(f"Undo {history.undoText()}".strip())
+        self["redo"].setText(f"Redo {history.redoText()}".strip())
 
     def _fill_recent(self) -> None:
         self.recent.clear()
         prefs = self._window.session.prefs
         existing = [path for path in prefs.recent_files if path.exists()]
         for path in existing:
-            action = self.recent.addAction(f"{path.name}  –  {path.parent}")
-            action.triggered.connect(lambda _checked, path=path: self._window.files.open_path(path))
+            self.recent.addAction(f"{path.name}  –  {path.parent}", partial(self._window.files.open_path, path))
         if existing:
             self.recent.addSeparator()
         clear = self.recent.addAction("Clear the list", partial(prefs.settings.remove, "recent_files"))
@@ -245,3 +271,205 @@ class Menus(QObject):
         action.setEnabled(not entry.is_off)
         self.by_name[entry.name] = action
         return action
+
+
+class ConfigFiles(QObject):
+    def __init__(self, window: Window) -> None:
+        super().__init__(window)
+        self._window, self.session = window, window.session
+
+    def new(self) -> None:
+        if self._may_replace_form():
+            self.session.messages.withdraw(FORM, START)  # what they say is about the form that was there
+            self.session.draft.reset()
+            self._window.show_page("train")
+
+    def open(self) -> None:
+        types = "Config (*.yaml *.yml)"
+        if path := open_file(self._window, "config", "Open config", types, self.session.draft.path):
+            self.open_path(path)
+
+    def open_path(self, path: Path) -> None:
+        if self._may_replace_form():
+            self.session.load_config(path)
+
+    def edit_waiting(self, run: RunFolder) -> None:
+        """Load the settings of a waiting run into the form, which then keeps them for it."""
+        if self._may_replace_form() and self.session.load_settings(run):
+            self.session.queue.edit(run)
+
+    def show_presets(self) -> None:
+        with problems_to(self.session.messages.say):
+            panel = PresetPanel(presets(), self.session.draft.values(), self._window)
+            panel.taken.connect(self.session.apply_preset)
+            panel.open()
+
+    def save(self) -> bool:
+        """False if it was cancelled or failed."""
+        path = self.session.draft.path
+        return self._save_to(path) if path is not None else self.save_as()
+
+    def save_as(self) -> bool:
+        path = self.choose_save_path()
+        return self._save_to(path) if path is not None else False
+
+    def _save_to(self, path: Path) -> bool:
+        with problems_to(self.session.messages.say):
+            self.session.draft.save(path)
+            self.session.prefs.remember(path)
+            self.session.messages.say(f"Saved {path.name}.")
+            return True
+        return False
+
+    def copy_command(self) -> None:
+        QApplication.clipboard().setText(self.session.draft.command_text())
+        self.session.messages.say("Copied the command that trains what the form says.")
+
+    def export_for_mlx_lm_lora(self) -> None:
+        with problems_to(self.session.messages.say):
+            text, missing = mlx_lm_lora_yaml(self.session.draft.config())
+            if path := self.choose_export_path():
+                save_as(path, text)
+                left = f" Left out, as mlx-lm-lora has no such setting: {', '.join(missing)}." if missing else ""
+                self.session.messages.say(f"Wrote {path.name}.{left}")
+
+    def export_for_trl(self) -> None:
+        with problems_to(self.session.messages.say):
+            text = dump(self.session.draft.config())
+            if (parent := self.choose_trl_folder()) is None:
+                return
+            own = self.session.draft.path
+            file = Path(tempfile.mkdtemp(prefix="for-trl-")) / f"{own.stem if own else 'settings'}.yaml"
+            file.write_text(text, encoding="utf-8")
+            command = backend_command("export", str(file), "--to", "trl", "--folder", str(parent), "--json")
+            task = VerbProcess(command, self)
+            task.done.connect(lambda outcome: self.show_trl_outcome(outcome, file))
+            task.start()
+
+    def train_on_hugging_face(self, settings: Config | None = None) -> None:
+        """Ask for the machine of a job that trains these settings, or the form's, and submit it."""
+        session = self.session
+        if settings is None and not session.starter.check_form():
+            return
+        with problems_to(session.messages.say):
+            settings = settings or session.draft.config()
+            dialog = JobDialog(settings, session.service, self._window)
+            dialog.submitted.connect(partial(session.starter.start_job, settings))
+            dialog.open()
+
+    def show_trl_outcome(self, outcome: ProcessOutcome, file: Path) -> None:
+        shutil.rmtree(file.parent, ignore_errors=True)
+        text = outcome.sentence
+        if outcome.ok:
+            exported = json.loads(outcome.output.splitlines()[-1])
+            left = ", ".join(each["setting"] for each in exported["left_out"])
+            text = f"Wrote {exported['path']}."
+            text += f" Not carried over: {left}; its README.md says what stands in." if left else ""
+        self.session.messages.say(text)
+
+    def _may_replace_form(self) -> bool:
+        if not self.session.draft.dirty:
+            return True
+        answer = self.ask_about_edits()
+        return self.save() if answer == "save" else answer == "discard"
+
+    # Questions: one method each, which tests replace by an answer
+
+    def choose_save_path(self) -> Path | None:
+        path = self.session.draft.path
+        return save_file(self._window, "config", "Save config", path.name if path else "config.yaml", YAML, path)
+
+    def choose_export_path(self) -> Path | None:
+        return save_file(self._window, "config", "Export for mlx-lm-lora", "mlx-lm-lora.yaml", YAML)
+
+    def choose_trl_folder(self) -> Path | None:
+        return open_folder(self._window, "export", "Folder to put the folder for TRL into")
+
+    def ask_about_edits(self) -> str:
+        return ask(self._window, "Save the changes to this config?", "They are lost otherwise.", SAVING)
+
+
+class HelpMenu(QObject):
+    """`qt_messages`: the last warnings of Qt, for a report."""
+
+    def __init__(self, window: Window) -> None:
+        super().__init__(window)
+        self._window, self.session = window, window.session
+        self.qt_messages: Collection[str] = ()
+
+    def show_guide(self, place: str = CONTENTS) -> None:
+        origin = self._window.current_page
+        self._window.show_page("guide")
+        guide = self._window.pages["guide"]
+        guide.show_place(place, origin if origin != "guide" else "")
+        guide.view.setFocus()
+
+    def show_help_here(self) -> None:
+        """Show what the guide says about the field, chart or finding with the focus."""
+        focused = QApplication.focusWidget()
+        field = field_of(focused)
+        self.show_guide(place_of_setting(field.setting.key) if field is not None else place_about(focused) or CONTENTS)
+
+    def show_glossary(self) -> None:
+        dialog = self._window.findChild(GlossaryDialog) or GlossaryDialog(self._window)
+        dialog.show()
+        dialog.raise_()
+        dialog.activateWindow()
+
+    def show_files(self) -> None:
+        title = "What is stored where"
+        text = (project_root() / "docs" / DOCUMENTS[title]).read_text(encoding="utf-8")
+        section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+        TextDialog(title, section, self._window).show()
+
+    def show_shortcuts(self) -> None:
+        parts = []
+        for top in self._window.menuBar().actions():
+            rows = [action for action in _leaves(top) if not action.shortcut().isEmpty()]
+            if rows:
+                parts.append(f"<h3>{escape(top.text())}</h3><table width='100%' cellpadding='3'>")
+            for row in rows:
+                keys = f"<b>{escape(key_name(row.shortcut()))}</b>"
+                parts.append(f"<tr><td>{escape(row.text())}</td><td align='right'>{keys}</td></tr>")
+            parts.append("</table>" if rows else "")
+        TextDialog("Keyboard shortcuts", "".join(parts), self._window, is_html=True).show()
+
+    def set_update_checks(self) -> None:
+        prefs = self.session.prefs
+        prefs.check_updates = not prefs.check_updates
+        will = "No newer version is asked for."
+        if prefs.check_updates:
+            will = "A newer version is asked for at start, once a day; nothing is downloaded."
+            will += "" if feed() else f" {NO_FEED}"
+        self.session.messages.say(will)
+
+    def show_about(self) -> None:
+        computes = machine.chip() if machine.has_gpu() else ""
+        device = f"GPU of {computes}" if computes else "GPU" if machine.has_gpu() else "CPU"
+        facts = about.versions() | {"Computes on": device}
+        AboutDialog(facts, about.components(), self._window).open()
+
+    def report_problem(self, problem: ProblemFacts | None = None) -> None:
+        """Show the report of this problem, or of the helper process's last failure, or an empty one."""
+        if self._window.findChild(ProblemDialog) is not None:
+            return  # the first of several faults that follow from each other is the one to report
+        problem = problem or self.session.last_fault or ProblemFacts(settings=self.session.draft.values())
+        title = problem.sentence if problem.sentence != EMPTY else "What happened?"
+        ProblemDialog(title, report(problem), self._window).show()
+
+    def report_caught(self, sentence: str, trace: str) -> None:
+        self.report_problem(ProblemFacts(sentence, trace, list(self.qt_messages), self.session.draft.values()))
+
+    def report_run(self, run: Run) -> None:
+        trace = str((run.data.ending or {}).get("traceback") or "")
+        log = log_lines(run.folder.log, LOG_LINES)
+        self.report_problem(ProblemFacts(run.problem, trace, log, raw_settings(run.folder)))
+
+
+def _leaves(action: QAction) -> Iterator[QAction]:
+    menu = action.menu()
+    if menu is None:
+        yield action
+        return
+    for entry in menu.actions():  # pyright: ignore[reportAttributeAccessIssue]
+        yield from _leaves(entry)

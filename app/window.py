@@ -20,26 +20,23 @@ from PySide6.QtWidgets import (
 from shiboken6 import isValid
 
 from app import theme
-from app.config_files import ConfigFiles
 from app.desktop import DEEDS, Kind, LauncherIcon, dropped_file, kind_of
-from app.help_menu import HelpMenu
-from app.menus import RUN_ACTIONS, THEMES, Menus
+from app.menus import RUN_ACTIONS, THEMES, ConfigFiles, HelpMenu, Menus
 from app.pages import PAGES
 from app.state.memory import MemoryParts
 from app.state.messages import NOTICE, Offer, problems_to
 from app.state.run_files import CrashOffer, newest_checkpoint, silence_advice
 from app.state.session import RUN, Session
-from app.widgets.basic import icons
+from app.widgets.basic import dialogs, icons
 from app.widgets.basic.controls import SearchEdit
-from app.widgets.basic.dialogs import QuestionBox, ask, keep_folders_in, open_path
+from app.widgets.basic.dialogs import QuestionBox, ask, open_path
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label
 from app.widgets.basic.layout import TabArea, column, configure, holder, on_screen, row, set_style_property
-from app.widgets.consent_dialog import ConsentDialog, HostsDialog, ServersDialog
+from app.widgets.consent_dialog import consent_dialog, hosts_dialog, servers_dialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
-from app.widgets.menu_dialogs import NAME
-from app.widgets.preferences import PreferencesDialog
+from app.widgets.menu_dialogs import NAME, PreferencesDialog
 from app.widgets.run_switcher import Switcher
 from app.widgets.window_frame import DropOverlay, Sidebar, StatusStrip
 from backend.config import config
@@ -61,7 +58,7 @@ class Window(QMainWindow):
         self.session = session
         self.icon: LauncherIcon | None = None  # on the desktop
         self._was_live: bool | None = None
-        keep_folders_in(session.prefs)
+        dialogs.memory[:] = [session.prefs]
         theme.reward_number = session.prefs.reward_number
         self.setMinimumSize(on_screen(self, *MINIMUM))
         self.setAcceptDrops(True)
@@ -128,9 +125,9 @@ class Window(QMainWindow):
         session.run_changed.connect(self._connect_run)
         session.run_state_changed.connect(self._show_state)
         session.queue.changed.connect(self._show_queue)
-        session.consent.ask = lambda requests: ConsentDialog(requests, self).is_allowed()
-        session.consent.ask_hosts = lambda request: HostsDialog(request, self).is_allowed()
-        session.consent.ask_servers = lambda servers: ServersDialog(servers, self).is_allowed()
+        session.consent.ask = lambda requests: consent_dialog(requests, self).is_allowed()
+        session.consent.ask_hosts = lambda request: hosts_dialog(request, self).is_allowed()
+        session.consent.ask_servers = lambda servers: servers_dialog(servers, self).is_allowed()
         session.starter.confirm_over_memory = self._ask_about_memory
         theme.signals.changed.connect(self.menus.update_icons)
 
@@ -141,7 +138,7 @@ class Window(QMainWindow):
         if is_new and hasattr(page, "enabled_actions_changed"):
             page.enabled_actions_changed.connect(self.menus.set_enabled)
             self.menus.set_enabled(page.enabled_actions())
-        self.sidebar.show_page(key)
+        self.sidebar.buttons[key].setChecked(True)
         # Hiding the page that had the focus moves it along the tab order; the sidebar is predictable.
         self.sidebar.buttons[key].setFocus()
         if hasattr(page, "first_focus") and page.first_focus.isVisible():
@@ -208,11 +205,8 @@ class Window(QMainWindow):
         theme.apply(theme.application(), mode)
 
     def show_preferences(self) -> None:
-        def choose_theme(mode: str) -> None:
-            self.menus[f"theme {mode}"].trigger()
-
-        themes = {mode: words for mode, (words, _) in THEMES.items()}
-        dialog = PreferencesDialog(self.session.prefs, themes, choose_theme, self.session.service, self)
+        themes = {mode: self.menus[f"theme {mode}"] for mode in THEMES}
+        dialog = PreferencesDialog(self.session.prefs, themes, self.session.service, self)
         dialog.shows_progress.clicked.connect(self._show_progress)
         dialog.open()
 

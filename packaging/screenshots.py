@@ -170,8 +170,7 @@ def dialogs(window):
     from app.pages.runs.run_actions import CloneDialog
     from app.pages.train.picker import Picker
     from app.widgets.export_panel import ExportPanel
-    from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PresetPanel, ProblemDialog
-    from app.widgets.preferences import PreferencesDialog
+    from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PreferencesDialog, PresetPanel, ProblemDialog
 
     window.show_page("train")
     page, prefs = window.pages["train"], window.session.prefs
@@ -207,7 +206,7 @@ def dialogs(window):
 
 def upload_dialog(window):
     """The dialog before an upload, for an account that is made up: nobody is asked for one."""
-    from app.widgets.upload_dialog import UploadDialog
+    from app.widgets.hub_dialogs import UploadDialog
     from backend.utils.command import backend_command
 
     run = str(window.session.run.folder.path)

@@ -87,37 +87,35 @@ class AllowDialog(QDialog):
         return self.exec() == QDialog.DialogCode.Accepted
 
 
-class ConsentDialog(AllowDialog):
+def consent_dialog(files: Sequence[CodeToAllow], parent: QWidget | None = None) -> AllowDialog:
     """The question before reward code runs, with Allow and Run, and Do Not Run."""
-
-    def __init__(self, files: Sequence[CodeToAllow], parent: QWidget | None = None) -> None:
-        names = " and ".join(file.code.path.name for file in files)
-        question = f"Run the code in {names}?"
-        if all(file.changed for file in files):
-            has = "has" if len(files) == 1 else "have"
-            question = f"{names} {has} changed since you allowed it to run. Run it as it is now?"
-        if any(file.rights.in_trainer for file in files):
-            rights = IN_TRAINER
-        else:
-            has_network = any(file.rights.network for file in files)
-            network = ", and send them over the network. It" if has_network else ". It has no network, and"
-            rights = f"{IN_PROCESS}{network} can change nothing outside its own folder. {OR_SAYS_SO}"
-        meaning = f"It is a program. {rights} Allow only code that you know."
-        shown: dict[Path, Facts] = {}
-        for file in files:
-            code = file.code
-            facts = shown[code.path] = [
-                ("File", str(code.path), ""),
-                ("Size", f"{figure(code.size)} bytes{', changed' if file.changed else ''}", ""),
-                ("Functions", _listed(code.functions) or "none found in its text", ""),
-                ("Imports", _listed(code.imports) or "none", ""),
-            ]
-            if code.reaches:
-                facts.append(("Among them", f"{_listed(code.reaches)}, for files, programs or the network", "problem"))
-            if code.beside:
-                text = f"{_listed(code.beside)}. Also run; you are not asked again when only these change."
-                facts.append(("Beside it", text, ""))
-        super().__init__("Reward code", question, meaning, shown, RUN, parent)
+    names = " and ".join(file.code.path.name for file in files)
+    question = f"Run the code in {names}?"
+    if all(file.changed for file in files):
+        has = "has" if len(files) == 1 else "have"
+        question = f"{names} {has} changed since you allowed it to run. Run it as it is now?"
+    if any(file.rights.in_trainer for file in files):
+        rights = IN_TRAINER
+    else:
+        has_network = any(file.rights.network for file in files)
+        network = ", and send them over the network. It" if has_network else ". It has no network, and"
+        rights = f"{IN_PROCESS}{network} can change nothing outside its own folder. {OR_SAYS_SO}"
+    meaning = f"It is a program. {rights} Allow only code that you know."
+    shown: dict[Path, Facts] = {}
+    for file in files:
+        code = file.code
+        facts = shown[code.path] = [
+            ("File", str(code.path), ""),
+            ("Size", f"{figure(code.size)} bytes{', changed' if file.changed else ''}", ""),
+            ("Functions", _listed(code.functions) or "none found in its text", ""),
+            ("Imports", _listed(code.imports) or "none", ""),
+        ]
+        if code.reaches:
+            facts.append(("Among them", f"{_listed(code.reaches)}, for files, programs or the network", "problem"))
+        if code.beside:
+            text = f"{_listed(code.beside)}. Also run; you are not asked again when only these change."
+            facts.append(("Beside it", text, ""))
+    return AllowDialog("Reward code", question, meaning, shown, RUN, parent)
 
 
 def _listed(names: Sequence[str], between: str = ", ", last: str = " and") -> str:
@@ -125,49 +123,45 @@ def _listed(names: Sequence[str], between: str = ", ", last: str = " and") -> st
     return between.join(names[:MOST]) + "".join(more)
 
 
-class ServersDialog(AllowDialog):
+def servers_dialog(servers: Mapping[str, ServerSettings], parent: QWidget | None = None) -> AllowDialog:
     """The question before servers of MCP or OpenEnv are first started, or judges of other machines first asked."""
-
-    def __init__(self, servers: Mapping[str, ServerSettings], parent: QWidget | None = None) -> None:
-        question = f"Use the {' and the '.join(quote(name, 55) for name in servers)}?"
-        facts: dict[str, Facts] = {
-            name: [
-                ("Server", quote(name, 55), ""),
-                ("Connects to" if server.url else "Starts", quote(server.starts, 300), ""),
-            ]
-            for name, server in servers.items()
-        }
-        are_judges = {name.startswith(JUDGES_SERVER) for name in servers}
-        meaning = "\n\n".join([SERVER] * (False in are_judges) + [JUDGES] * (True in are_judges))
-        super().__init__("Servers", question, meaning, facts, RUN, parent)
+    question = f"Use the {' and the '.join(quote(name, 55) for name in servers)}?"
+    facts: dict[str, Facts] = {
+        name: [
+            ("Server", quote(name, 55), ""),
+            ("Connects to" if server.url else "Starts", quote(server.starts, 300), ""),
+        ]
+        for name, server in servers.items()
+    }
+    are_judges = {name.startswith(JUDGES_SERVER) for name in servers}
+    meaning = "\n\n".join([SERVER] * (False in are_judges) + [JUDGES] * (True in are_judges))
+    return AllowDialog("Servers", question, meaning, facts, RUN, parent)
 
 
-class HostsDialog(AllowDialog):
+def hosts_dialog(asked: HostsToAllow, parent: QWidget | None = None) -> AllowDialog:
     """The question before a hosts file is first used: its machines, and the data sent to them."""
-
-    def __init__(self, asked: HostsToAllow, parent: QWidget | None = None) -> None:
-        name = quote(asked.path.name, 60)
-        if asked.changed:
-            question = f"{name} has changed since you allowed it. Use it as it is now?"
-        else:
-            question = f"Connect to the machines in {name}?" if asked.others else f"Train with the ranks in {name}?"
-        meaning, others = CONNECTS if asked.others else LISTENS, asked.others
-        here = [host for rank, host in enumerate(asked.hosts.hosts) if asked.hosts.is_here(rank)]
-        machines = []
-        for host in others:
-            elsewhere = ", ".join(address for address in host.ips if address != host.ssh)
-            machines.append(f"{quote(host.ssh, 90)}{f' at {elsewhere}' if elsewhere else ''}")
-        programs = [(host, host.program or host.folder) for host in others]
-        starts = [f"{quote(host.ssh, 40)}: {quote(place, 90)}" for host, place in programs if place]
-        listed = {
-            "Machines": machines or [f"this one, with {len(here)} ranks"],
-            "Starts there": starts,
-            "Listens at": list(dict.fromkeys(address for host in here for address in host.ips)),
-            "Sets": [quote(variable, 90) for variable in asked.hosts.envs],
-        }
-        facts: Facts = [("File", str(asked.path), "")]
-        for title, lines in listed.items():
-            if lines:
-                role = "problem" if title == "Starts there" else ""
-                facts.append((title, _listed(lines, "\n", "\nand"), role))
-        super().__init__("Machines", question, meaning, {asked.path: facts}, CONNECT, parent)
+    name = quote(asked.path.name, 60)
+    if asked.changed:
+        question = f"{name} has changed since you allowed it. Use it as it is now?"
+    else:
+        question = f"Connect to the machines in {name}?" if asked.others else f"Train with the ranks in {name}?"
+    meaning, others = CONNECTS if asked.others else LISTENS, asked.others
+    here = [host for rank, host in enumerate(asked.hosts.hosts) if asked.hosts.is_here(rank)]
+    machines = []
+    for host in others:
+        elsewhere = ", ".join(address for address in host.ips if address != host.ssh)
+        machines.append(f"{quote(host.ssh, 90)}{f' at {elsewhere}' if elsewhere else ''}")
+    programs = [(host, host.program or host.folder) for host in others]
+    starts = [f"{quote(host.ssh, 40)}: {quote(place, 90)}" for host, place in programs if place]
+    listed = {
+        "Machines": machines or [f"this one, with {len(here)} ranks"],
+        "Starts there": starts,
+        "Listens at": list(dict.fromkeys(address for host in here for address in host.ips)),
+        "Sets": [quote(variable, 90) for variable in asked.hosts.envs],
+    }
+    facts: Facts = [("File", str(asked.path), "")]
+    for title, lines in listed.items():
+        if lines:
+            role = "problem" if title == "Starts there" else ""
+            facts.append((title, _listed(lines, "\n", "\nand"), role))
+    return AllowDialog("Machines", question, meaning, {asked.path: facts}, CONNECT, parent)

@@ -16,8 +16,8 @@ from app.widgets.basic.dialogs import first_folder, open_folder, open_link, open
 from app.widgets.basic.labels import button, from_home, label, plain_tip, show_text
 from app.widgets.basic.layout import clear_layout, column, configure, connect, grid, row, set_tab_order, show_all
 from app.widgets.basic.number_format import figure
+from app.widgets.hub_dialogs import UploadDialog, VerbDialog
 from app.widgets.run_switcher import Switcher, run_choices
-from app.widgets.upload_dialog import UploadDialog, VerbDialog
 from backend.config.config import SETTINGS
 from backend.config.other_programs.into_trl import into_trl
 from backend.export import exports
@@ -242,8 +242,8 @@ class ExportPanel(VerbDialog):
         self._of_result = (self.details_label, self.reveal, self.open_app)
         for widget in (*outcome, *self._of_result):
             widget.hide()
-        buttons = row(None, self.close_button, self.reveal, self.open_app, self.train_there, self.start)
-        parts = (row(self.switcher, None), self._holder, *outcome, None, buttons)
+        self._buttons = (self.close_button, self.reveal, self.open_app, self.train_there, self.start)
+        parts = (row(self.switcher, None), self._holder, *outcome, None, row(None, *self._buttons))
         column(*parts, into=self, spacing=2 * theme.SPACE, margins=2 * theme.SPACE)
         self.show_run(str(run.path))
 
@@ -254,8 +254,7 @@ class ExportPanel(VerbDialog):
         self.switcher.show_run(self.run)
         self.choices = ExportChoices(self.run)
         self._holder.addWidget(self.choices)
-        buttons = (self.close_button, self.reveal, self.open_app, self.train_there, self.start)
-        set_tab_order(self.choices.held_out, *buttons)
+        set_tab_order(self.choices.held_out, *self._buttons)
         self.choices.changed.connect(self._show_ready)
         # In a turn of its own: the form's layout asks for another height only then.
         self.choices.target.currentIndexChanged.connect(lambda: QTimer.singleShot(0, self, self._fit))

@@ -1,34 +1,45 @@
-"""The dialogs of the menus: presets, About with its licences, the glossary, and the problem report."""
+"""The dialogs of the menus: presets, About with its licences, glossary, problem report, and preferences."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import partial
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QListWidget, QPlainTextEdit, QTextBrowser, QWidget
+from PySide6.QtGui import QAction, QGuiApplication
+from PySide6.QtWidgets import QListWidget, QPlainTextEdit, QPushButton, QTextBrowser, QWidget
 
 from app import theme
 from app.state.guide import found_terms, glossary
 from app.state.messages import problems_to
+from app.state.prefs import FOLDERS, Prefs
 from app.state.presets import Preset
-from app.widgets.basic.controls import SearchEdit
-from app.widgets.basic.dialogs import Dialog, save_file
+from app.state.processes import Service
+from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel, SearchEdit
+from app.widgets.basic.dialogs import Dialog, open_folder, open_path, save_file
 from app.widgets.basic.icons import app_icon
-from app.widgets.basic.labels import button, label, show_text
+from app.widgets.basic.labels import button, from_home, label, plain_tip, show_text
 from app.widgets.basic.layout import TabArea, column, configure, grid, holder, row, wrap_in_card
 from app.widgets.basic.tables import BaseTable, Column, TextsModel
 from app.widgets.form.value_text import value_label
+from app.widgets.hub_dialogs import HubAccount
 from backend.utils.disk import save_as
+from backend.utils.hub_cache import hub_cache
+from backend.utils.places import runs_folder
 
 if TYPE_CHECKING:
     from backend.utils.about import Component
 
 NAME = "GRPO Studio"
+CLOSING = {"ask": "Ask", "keep": "Keep training", "stop": "Stop and save"}
+"""Preference for closing the window while a run trains → its words."""
+FOLDER_HINT = "A folder that you choose is used from the next start of the window, by all that it starts."
+ANONYMOUS = "Not logged in. Uploads and gated models need an account."
 NO_TEXT = "This package names its licence and ships no text of it."
 EXPLANATION = (
     "Nothing is sent. Read the report, remove what you want to keep private, and paste it into a message or an issue. "
@@ -48,8 +59,7 @@ class PresetPanel(Dialog):
         self.list.addItems([preset.title for preset in presets])
         self.title, self.sentence = label(font=theme.title_font()), label(wrap=True, role="muted")
         self.keeps = label(wrap=True, role="muted")
-        self.model = TextsModel(self)
-        self.model.columns = (Column("Setting"), Column("Now"), Column("Then"))
+        self.model = TextsModel(self, (Column("Setting"), Column("Now"), Column("Then")))
         none, focus = BaseTable.SelectionMode.NoSelection, Qt.FocusPolicy.TabFocus  # to scroll it with the arrows
         self.table = BaseTable(model=self.model, name="Changes of the preset", selectionMode=none, focusPolicy=focus)
         self.apply = button("Apply", self._apply, primary=True)
@@ -178,3 +188,75 @@ class ProblemDialog(Dialog):
             with problems_to(partial(show_text, self.done_label)):
                 save_as(path, self.text.toPlainText())
                 show_text(self.done_label, f"Saved as {path.name}.")
+
+
+class FolderLine:
+    """A folder by its kind, one of FOLDERS: where it is, and buttons that open and change it."""
+
+    def __init__(self, prefs: Prefs, kind: str, words: str, folder: Path) -> None:
+        self._prefs, self._kind, self._words, self.folder = prefs, kind, words, folder
+        self.place = ElidedLabel(colour="text")
+        self.show_button = button("Show", lambda: open_path(self.folder), name=f"Show the folder of {words}")
+        self.choose = button("Choose…", self._choose, name=f"Choose the folder of {words}")
+        variable = FOLDERS[kind]
+        is_given = bool(os.environ.get(variable)) and os.environ[variable] != prefs.folder_for(kind)
+        configure(self.choose, enabled=not is_given, toolTip=f"Set by {variable}" if is_given else "")
+        self._show_place()
+
+    def _choose(self) -> None:
+        chosen = open_folder(self.choose, self._kind, f"Folder of {self._words}")
+        if chosen is not None:
+            self._prefs.set_folder_for(self._kind, chosen)
+            self.folder = chosen
+            self._show_place()
+
+    def _show_place(self) -> None:
+        configure(self.place, text=from_home(str(self.folder)), toolTip=plain_tip(str(self.folder)))
+
+
+class PreferencesDialog(Dialog):
+    def __init__(
+        self, prefs: Prefs, themes: Mapping[str, QAction], service: Service, parent: QWidget | None = None
+    ) -> None:
+        """`themes`: the action that applies each."""
+        super().__init__("Preferences", parent)
+        self.setMinimumWidth(theme.scaled(560))
+        self.theme = ComboBox(name="Theme", items={mode: action.text() for mode, action in themes.items()})
+        self.theme.choose(prefs.theme)
+        self.theme.activated.connect(lambda: themes[self.theme.currentData()].trigger())
+        self.closing = ComboBox(name="When the window is closed while a run trains", items=CLOSING)
+        self.closing.choose(prefs.when_closing)
+        self.closing.activated.connect(lambda: setattr(prefs, "when_closing", self.closing.currentData()))
+        self.notifies = CheckBox(
+            "Notify me when a run ends or is in trouble",
+            tip="Only while the window is not in front",
+            checked=prefs.notifies,
+            clicked=lambda on: setattr(prefs, "notifies", on),
+        )
+        self.shows_progress = CheckBox(
+            "Show the percent of the run on the app's icon",
+            checked=prefs.shows_progress,
+            clicked=lambda on: setattr(prefs, "shows_progress", on),
+        )
+        muted = partial(label, role="muted")
+        window = grid(((muted("Theme"), self.theme), (muted("Closed while a run trains"), self.closing)), stretch=1)
+        self.folders = {
+            "runs": FolderLine(prefs, "runs", "runs", runs_folder()),
+            "models": FolderLine(prefs, "models", "models and datasets", hub_cache()),
+        }
+        lines = [
+            (muted(words), each.place, row(each.show_button, each.choose))
+            for words, each in zip(("Runs", "Models and datasets"), self.folders.values(), strict=True)
+        ]
+        self.account = HubAccount(service, is_always_open=True)
+        self.account.label.setMinimumHeight(2 * self.fontMetrics().lineSpacing())  # a problem may need both lines
+        self.account.ask(ANONYMOUS, "A token is stored ({source}). {problem}")
+        heading = partial(label, font=theme.heading_font())
+        parts = (
+            *(heading("Window"), window, self.notifies, self.shows_progress, theme.SPACE),
+            *(heading("Folders"), grid(lines, stretch=1), muted(FOLDER_HINT, wrap=True), theme.SPACE),
+            *(heading("Hugging Face"), self.account, None, self.close_box()),
+        )
+        column(*parts, into=self, spacing=12, margins=3 * theme.SPACE)
+        for each in self.findChildren(QPushButton):
+            configure(each, autoDefault=False, default=False)  # Return in the token only logs in

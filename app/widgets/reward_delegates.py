@@ -16,6 +16,8 @@ DECIMALS = 3
 
 class TickDelegate(QStyledItemDelegate):
     def paint(self, painter: QPainter, option: Any, index: Index) -> None:
+        if index.data(Qt.ItemDataRole.CheckStateRole) is None:
+            return
         box = QRect(0, 0, theme.scaled(CHECK_BOX), theme.scaled(CHECK_BOX))
         box.moveCenter(option.rect.center())
         painter.save()

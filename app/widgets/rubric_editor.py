@@ -88,8 +88,8 @@ class RubricEditor(Dialog):
         self.problem = label(role="problem", wrap=True, shown=False)
         self.try_button = button("Try", self.try_rubric, autoDefault=False)
         self.status = label(role="muted", wrap=True)
-        self.tried_model = TextsModel(self)
-        self.tried_model.columns = (Column("Completion"), Column("Score", 64, is_figure=True), Column("Reasons"))
+        columns = (Column("Completion"), Column("Score", 64, is_figure=True), Column("Reasons"))
+        self.tried_model = TextsModel(self, columns)
         mode = QAbstractItemView.ScrollMode.ScrollPerPixel
         self.tried = BaseTable(model=self.tried_model, name="Scores", wordWrap=True, verticalScrollMode=mode)
         self.tried_card = configure(self.tried.in_card(), shown=False)

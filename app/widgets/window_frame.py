@@ -68,9 +68,6 @@ class Sidebar(QWidget):
         column(*self.buttons.values(), None, into=self, spacing=2, margins=margins)
         self.set_collapsed(False)
 
-    def show_page(self, key: str) -> None:
-        self.buttons[key].setChecked(True)
-
     def set_collapsed(self, collapsed: bool) -> None:
         self.setFixedWidth(theme.scaled(NARROW if collapsed else WIDE))
         for button in self.buttons.values():

@@ -20,10 +20,9 @@ from app.pages.train.picker import Picker
 from app.state.prefs import Prefs
 from app.state.session import Session
 from app.widgets.basic.dialogs import QuestionBox, TextDialog
-from app.widgets.consent_dialog import ConsentDialog
+from app.widgets.consent_dialog import consent_dialog
 from app.widgets.export_panel import ExportPanel
-from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PresetPanel, ProblemDialog
-from app.widgets.preferences import PreferencesDialog
+from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PreferencesDialog, PresetPanel, ProblemDialog
 from app.widgets.run_switcher import SwitcherMenu
 from app.window import FORM_PAGES, Window
 from backend.rewards.allowed_code import CodeToAllow, read_code
@@ -101,7 +100,7 @@ def picker(window: Window) -> QWidget:
 def consent(window: Window) -> QWidget:
     file = Path(window.session.prefs.folder) / "mine.py"
     file.write_text("import json\n")
-    return ConsentDialog([CodeToAllow(read_code(file), changed=False)], window)
+    return consent_dialog([CodeToAllow(read_code(file), changed=False)], window)
 
 
 def runs_dialog(kind: type[QWidget], open_it: Callable[[Any], object]) -> Callable[[Window], QWidget]:

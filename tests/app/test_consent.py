@@ -14,7 +14,7 @@ from app.pages.rewards.rewards_page import RewardsPage
 from app.pages.train.reward_panel import LABEL, SCORES, SOURCE, USE, RewardPanel
 from app.state.consent import Consent
 from app.state.session import Session
-from app.widgets.consent_dialog import AllowDialog, ConsentDialog, HostsDialog, ServersDialog
+from app.widgets.consent_dialog import AllowDialog, consent_dialog, hosts_dialog, servers_dialog
 from app.widgets.rubric_editor import CHOICES, NAME, WEIGHT, RubricEditor
 from app.window import Window
 from backend.config.config import read
@@ -129,7 +129,7 @@ def test_machines_question(qtbot, tmp_path: Path, hosts_file: Path) -> None:
     asked = AllowedHosts(tmp_path / "trusted.json").missing(str(hosts_file))
     assert asked is not None
     parts = ("Connect to the machines in hosts.json?", "mac-b at 10.0.0.2", "mac-b: ~/bin/python", str(hosts_file))
-    check_question(qtbot, HostsDialog(asked), *parts, "MLX_METAL_FAST_SYNCH=1")
+    check_question(qtbot, hosts_dialog(asked), *parts, "MLX_METAL_FAST_SYNCH=1")
 
 
 def check_question(qtbot, dialog: AllowDialog, *parts: str) -> None:
@@ -143,7 +143,7 @@ def check_question(qtbot, dialog: AllowDialog, *parts: str) -> None:
 
 def test_mcp_server_question(qtbot) -> None:
     about = {"command": "npx", "args": ["-y", "a b"], "env": {"KEY": "1"}, "cwd": "/srv"}
-    dialog = ServersDialog(named_servers({"mcp_servers": {"files": about}}))
+    dialog = servers_dialog(named_servers({"mcp_servers": {"files": about}}))
     check_question(qtbot, dialog, "Use the MCP server files?", "KEY=1 npx -y 'a b' in /srv", "your rights")
     assert not any("File" in button.text() and not button.isHidden() for button in dialog.findChildren(QPushButton))
 
@@ -169,12 +169,12 @@ def dialog_text(dialog: AllowDialog) -> str:
 
 def test_code_question(qtbot, reward_file: Path) -> None:
     parts = ("mine, other", "json, subprocess, os", "subprocess, os, for files", "Run the code in mine.py?")
-    check_question(qtbot, ConsentDialog([CodeToAllow(read_code(reward_file), False)]), str(reward_file), *parts)
-    changed = ConsentDialog([CodeToAllow(read_code(reward_file), True)])
+    check_question(qtbot, consent_dialog([CodeToAllow(read_code(reward_file), False)]), str(reward_file), *parts)
+    changed = consent_dialog([CodeToAllow(read_code(reward_file), True)])
     qtbot.addWidget(changed)
     assert "mine.py has changed since you allowed it to run." in dialog_text(changed)
     changed.allow.click()
-    assert changed.result() == ConsentDialog.DialogCode.Accepted
+    assert changed.result() == AllowDialog.DialogCode.Accepted
 
 
 URL = "https://api.example.com/v1"
@@ -258,8 +258,8 @@ def test_host_of_a_judge_is_asked_about_once(qtbot, panel: RewardPanel) -> None:
     bench.draft.update(settings)
     bench.score_quietly()
     assert bench.stale and not any(asked.name == "score" for asked in service_of(panel).asked), "nothing is sent"
-    dialogs: list[ServersDialog] = []
-    bench.consent.ask_servers = lambda servers: bool(dialogs.append(ServersDialog(servers)) or True)
+    dialogs: list[AllowDialog] = []
+    bench.consent.ask_servers = lambda servers: bool(dialogs.append(servers_dialog(servers)) or True)
     assert bench.consent.obtain(settings) and bench.consent.obtain(settings) and len(dialogs) == 1
     qtbot.addWidget(dialogs[0])
     text = dialog_text(dialogs[0])

@@ -17,7 +17,7 @@ from app.__main__ import connect_desktop
 from app.desktop import LauncherIcon, Notifier
 from app.state.prefs import Prefs
 from app.state.run import Run
-from app.widgets.preferences import PreferencesDialog
+from app.widgets.menu_dialogs import PreferencesDialog
 from app.window import Window
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils import places

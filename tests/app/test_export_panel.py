@@ -12,10 +12,9 @@ from PySide6.QtGui import QTextDocument
 from PySide6.QtWidgets import QLineEdit
 
 from app.state.processes import VerbProcess
-from app.widgets import export_panel, upload_dialog
-from app.widgets import upload_dialog as card_view
+from app.widgets import export_panel, hub_dialogs
 from app.widgets.export_panel import ExportPanel
-from app.widgets.upload_dialog import Account, UploadDialog
+from app.widgets.hub_dialogs import Account, UploadDialog
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import ConfigProblem
 from tests.support import made_up_runs
@@ -43,7 +42,7 @@ def run_instead(monkeypatch, programs: Sequence[str]) -> None:
     """Each verb that a dialog starts runs the next of these Python programs."""
     left = list(programs)
     process = lambda _, parent: VerbProcess([sys.executable, "-c", left.pop(0)], parent)  # noqa: E731
-    monkeypatch.setattr(upload_dialog, "VerbProcess", process)
+    monkeypatch.setattr(hub_dialogs, "VerbProcess", process)
 
 
 MakePanel = Callable[..., ExportPanel]
@@ -260,7 +259,7 @@ def test_card_is_drawn(make_dialog: MakeDialog, monkeypatch):
     assert 300 < picture.width() <= card.viewport().width() * card.devicePixelRatioF(), "it fits the page"
     assert card.loadResource(image, QUrl("https://example.org/pixel.png")) is None, "the network was asked"
     opened: list[str] = []
-    monkeypatch.setattr(card_view, "open_link", opened.append)
+    monkeypatch.setattr(hub_dialogs, "open_link", opened.append)
     card.anchorClicked.emit(QUrl("https://arxiv.org/abs/2402.03300"))
     card.anchorClicked.emit(QUrl("training.yaml"))
     assert opened == ["https://arxiv.org/abs/2402.03300"]
@@ -301,7 +300,7 @@ def test_upload_pause_resume_and_the_page(qtbot, make_dialog: MakeDialog, monkey
     qtbot.waitUntil(lambda: dialog.upload.text() == "Open the page")
     assert dialog.outcome_label.text() == "Uploaded to https://hub.example/someone/sums."
     opened: list[str] = []
-    monkeypatch.setattr(upload_dialog, "open_link", opened.append)
+    monkeypatch.setattr(hub_dialogs, "open_link", opened.append)
     dialog.upload.click()
     assert opened == ["https://hub.example/someone/sums"]
 

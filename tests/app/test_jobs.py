@@ -11,7 +11,7 @@ from app.pages.runs.run_details import RunDetails
 from app.state.chat import live_run
 from app.state.run_files import NOT_FOLLOWED, crash_offer
 from app.widgets.export_panel import ExportPanel
-from app.widgets.job_dialog import JobDialog
+from app.widgets.hub_dialogs import JobDialog
 from app.window import Window
 from backend.config.config import load, parse
 from backend.jobs.job_file import JobFile, write_job

@@ -323,7 +323,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def dialog(qtbot, qapp, run: RunFolder, monkeypatch):
-    monkeypatch.setattr("app.widgets.upload_dialog.VerbProcess", ProcessByHand)
+    monkeypatch.setattr("app.widgets.hub_dialogs.VerbProcess", ProcessByHand)
     shown = CloneDialog(run, "Sums")
     shown.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
     qtbot.show(shown)

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QApplication, QStackedWidget, QWidget
 from typer.testing import CliRunner
 
 import app.__main__ as start
-from app import config_files, theme
+from app import menus, theme
 from app.desktop import FileOpener
 from app.menus import MENUS
 from app.state.prefs import Prefs
@@ -274,7 +274,7 @@ def told_by_the_verb(*words: str) -> list[str]:
 
 
 def test_export_for_trl(window: Window, tmp_path: Path, monkeypatch, qtbot):
-    monkeypatch.setattr(config_files, "backend_command", told_by_the_verb)
+    monkeypatch.setattr(menus, "backend_command", told_by_the_verb)
     window.session.draft.update({"model": "a/b", "data": "a/b", "optimizer": "muon"})
     monkeypatch.setattr(window.files, "choose_trl_folder", lambda: tmp_path)
     window.menus["export_for_trl"].trigger()

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.help_menu import DOCUMENTS
+from app.menus import DOCUMENTS
 from app.state import guide
 from app.state.guide import GLOSSARY
 from backend import __version__

@@ -22,7 +22,7 @@ from app.widgets.basic.number_format import counted, file_size
 from app.widgets.form.field import Field
 from app.widgets.form.fields import make_field
 from app.widgets.form.setting_search import SettingSearch
-from app.widgets.upload_dialog import VerbDialog
+from app.widgets.hub_dialogs import VerbDialog
 from backend.config.config import SETTINGS, TEXTS, problems
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.run_names import name_of

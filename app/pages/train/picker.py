@@ -18,7 +18,7 @@ from app.state.jobs import Download, Downloads
 from app.state.memory import amount, memory_parts_of_shape
 from app.state.presets import preset
 from app.state.session import Session
-from app.widgets.basic.controls import SearchEdit
+from app.widgets.basic.controls import SearchEdit, add_list_arrow
 from app.widgets.basic.dialogs import open_file, open_folder
 from app.widgets.basic.icons import IconButton, star_cell
 from app.widgets.basic.labels import button, from_home, label, plain_tip, progress_bar, show_text
@@ -484,7 +484,7 @@ class Picking(QObject):
             if not isinstance(field, PathField) or field.setting.kind not in QUESTIONS:
                 continue
             self._fields[field.setting.key] = field
-            field.offer_list()
+            add_list_arrow(field.control, field.pick_requested.emit)
             field.pick_requested.connect(partial(self.open, field))
             if field.setting.kind == "model":
                 timer = QTimer(self, singleShot=True, interval=SETTLE_MS)

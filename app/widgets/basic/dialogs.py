@@ -6,21 +6,14 @@ from pathlib import Path
 
 from PySide6.QtCore import QStandardPaths, Qt, QUrl
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import (
-    QDialog,
-    QDialogButtonBox,
-    QFileDialog,
-    QMessageBox,
-    QPushButton,
-    QTextBrowser,
-    QWidget,
-)
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFileDialog, QMessageBox, QPushButton, QTextBrowser, QWidget
 
 from app import theme
 from app.state.prefs import Prefs
 from app.widgets.basic.layout import column, configure, on_screen
 
-_memory: list[Prefs] = []
+memory: list[Prefs] = []
+"""The window's preferences, which remember the folders of file dialogs."""
 
 
 class Dialog(QDialog):
@@ -60,12 +53,8 @@ def show_details(trace: str, parent: QWidget) -> None:
     TextDialog("Details", f"<pre>{escape(trace)}</pre>", parent.window(), is_html=True).show()
 
 
-def keep_folders_in(prefs: Prefs) -> None:
-    _memory[:] = [prefs]
-
-
 def first_folder(kind: str) -> Path:
-    remembered = _memory[0].folder_of(kind) if _memory else None
+    remembered = memory[0].folder_of(kind) if memory else None
     if remembered is not None and remembered.is_dir():
         return remembered
     documents = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation))
@@ -92,8 +81,8 @@ def _begin(kind: str, near: Path | None) -> Path:
 def _remember(kind: str, chosen: str) -> Path | None:
     if not chosen:
         return None
-    if _memory:
-        _memory[0].remember_folder(kind, Path(chosen).parent)
+    if memory:
+        memory[0].remember_folder(kind, Path(chosen).parent)
     return Path(chosen)
 
 

@@ -28,6 +28,7 @@ WINDOW_FRAME = QSize(8, 40)
 BY_KEYBOARD = (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason, Qt.FocusReason.ShortcutFocusReason)
 
 W = TypeVar("W", bound=QObject)
+Box = TypeVar("Box", bound=QBoxLayout)
 Part = QWidget | QLayout | int | None
 """A part of a row or column: a widget, a layout, a gap in pixels, or None for a stretch."""
 Placed = Part | tuple[Part, int] | tuple[Part, int, Qt.AlignmentFlag]
@@ -36,21 +37,19 @@ Margins = int | tuple[int, int, int, int]
 
 def row(*parts: Placed, into: QWidget | None = None, spacing: int = theme.SPACE, margins: Margins = 0) -> QHBoxLayout:
     """Parts side by side; `into` is the widget that gets the layout."""
-    layout = QHBoxLayout(into) if into is not None else QHBoxLayout()
-    _fill_box(layout, parts, spacing, margins)
-    return layout
+    return _fill(QHBoxLayout(), parts, into, spacing, margins)
 
 
 def column(
     *parts: Placed, into: QWidget | None = None, spacing: int = theme.SPACE, margins: Margins = 0
 ) -> QVBoxLayout:
     """Parts one below the other; arguments as for `row`."""
-    layout = QVBoxLayout(into) if into is not None else QVBoxLayout()
-    _fill_box(layout, parts, spacing, margins)
-    return layout
+    return _fill(QVBoxLayout(), parts, into, spacing, margins)
 
 
-def _fill_box(layout: QBoxLayout, parts: Sequence[Placed], spacing: int, margins: Margins) -> None:
+def _fill(layout: Box, parts: Sequence[Placed], into: QWidget | None, spacing: int, margins: Margins) -> Box:
+    if into is not None:
+        into.setLayout(layout)
     layout.setContentsMargins(*(margins if isinstance(margins, tuple) else (margins,) * 4))
     layout.setSpacing(spacing)
     for placed in parts:
@@ -63,6 +62,7 @@ def _fill_box(layout: QBoxLayout, parts: Sequence[Placed], spacing: int, margins
             layout.addLayout(part, stretch)
         else:
             layout.addWidget(part, stretch, *alignment)
+    return layout
 
 
 def grid(

@@ -79,10 +79,6 @@ class DrawnCurve:
     low: np.ndarray | None = None
     high: np.ndarray | None = None
 
-    @property
-    def columns(self) -> list[np.ndarray]:
-        return [column for column in (self.line, self.raw, self.low, self.high) if column is not None]
-
 
 def thin(
     x: np.ndarray,
@@ -97,35 +93,23 @@ def thin(
     if size <= 2:
         raw_x, raw = (EMPTY, EMPTY) if smoothed is None else (x, y)
         return DrawnCurve(x, y if smoothed is None else smoothed, raw_x, raw, low, high)
+
+    def buckets(column: np.ndarray) -> np.ndarray:
+        return np.concatenate([column, np.full(-len(column) % size, np.nan)]).reshape(-1, size)
+
     starts = np.arange(0, len(x), size)
     middles = x[np.minimum(starts + size // 2, len(x) - 1)].astype(float)
-    table = _buckets(y if smoothed is None else smoothed, size)
+    table = buckets(y if smoothed is None else smoothed)
     finite = np.isfinite(table)
     with np.errstate(invalid="ignore"):
         line = np.where(finite, table, 0.0).sum(axis=1) / finite.sum(axis=1)
     # The minimum is drawn before the maximum, whichever came first: a bucket is about a pixel wide.
     raw_x = np.stack([x[starts], middles], axis=1).reshape(-1)
-    raw = np.stack([_least(y, size), _largest(y, size)], axis=1).reshape(-1)
-    bottom = None if low is None else _least(low, size)
-    return DrawnCurve(middles, line, raw_x, raw, bottom, None if high is None else _largest(high, size))
-
-
-def _least(column: np.ndarray, size: int) -> np.ndarray:
-    return np.fmin.reduce(_buckets(column, size), axis=1)  # fmin and fmax ignore NaN without a warning
-
-
-def _largest(column: np.ndarray, size: int) -> np.ndarray:
-    return np.fmax.reduce(_buckets(column, size), axis=1)
-
-
-def _buckets(column: np.ndarray, size: int) -> np.ndarray:
-    return np.concatenate([column, np.full(-len(column) % size, np.nan)]).reshape(-1, size)
-
-
-def isolated_points(values: np.ndarray) -> np.ndarray:
-    """Where `values` `[n]` has a number between two gaps, bool `[n]`: a line cannot show such a point."""
-    finite = np.concatenate([[False], np.isfinite(values), [False]])
-    return finite[1:-1] & ~finite[:-2] & ~finite[2:]
+    least, largest = np.fmin.reduce, np.fmax.reduce  # which ignore NaN without a warning
+    raw = np.stack([least(buckets(y), axis=1), largest(buckets(y), axis=1)], axis=1).reshape(-1)
+    bottom = None if low is None else least(buckets(low), axis=1)
+    top = None if high is None else largest(buckets(high), axis=1)
+    return DrawnCurve(middles, line, raw_x, raw, bottom, top)
 
 
 def exponential_average(values: np.ndarray, weight: float) -> np.ndarray:
@@ -159,8 +143,9 @@ def axis_range(*columns: np.ndarray, unit: str = "", log: bool = False) -> tuple
     margin = (high - low) * 0.07 or abs(low) * 0.1 or 0.1
     starts_at_0 = not log and 0 <= low <= (high - low) * 0.5
     top = high + margin
-    # Above 100 % there is room for the width of the line, and no tick.
-    return (0.0 if starts_at_0 else low - margin), min(top, 1.02) if unit == "share" and high <= 1 and not log else top
+    if unit == "share" and high <= 1 and not log:
+        top = min(top, 1.02)  # above 100 % there is room for the width of the line, and no tick
+    return (0.0 if starts_at_0 else low - margin), top
 
 
 def has_spike(*columns: np.ndarray) -> bool:

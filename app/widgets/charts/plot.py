@@ -73,10 +73,6 @@ class Legend(QLabel):
         self.lines = LEGEND_LINES
         self.linkActivated.connect(lambda link: self.clicked.emit(self.entries[int(link)].label))
 
-    def show_entries(self, entries: Sequence[LegendEntry]) -> None:
-        self.entries = entries
-        self._show()
-
     def _fitting(self) -> int:
         """How many entries have space in the lines; the last of these also says how many are left out."""
         advance, width, line, x = self.fontMetrics().horizontalAdvance, self.width(), 1, 0
@@ -88,7 +84,8 @@ class Legend(QLabel):
                 return i
         return len(self.entries)
 
-    def _show(self) -> None:
+    def show_entries(self, entries: Sequence[LegendEntry]) -> None:
+        self.entries = entries
         self.setMaximumHeight(self.lines * self.fontMetrics().lineSpacing() + 2)
         colours, parts, fitting = theme.palette(), [], max(1, self._fitting())
         for i, entry in enumerate(self.entries[:fitting]):
@@ -111,7 +108,7 @@ class Legend(QLabel):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         if event.size().width() != event.oldSize().width():
-            self._show()
+            self.show_entries(self.entries)
 
 
 class Plot(QFrame):

@@ -14,16 +14,7 @@ from app import theme
 from app.state.run import Mark, MarkKind
 from app.widgets.basic.layout import configure
 from app.widgets.basic.number_format import display_unit, ticks
-from app.widgets.charts.curves import (
-    DrawnCurve,
-    Trace,
-    axis_range,
-    exponential_average,
-    isolated_points,
-    log10,
-    log_ticks,
-    thin,
-)
+from app.widgets.charts.curves import DrawnCurve, Trace, axis_range, exponential_average, log10, log_ticks, thin
 
 OVERHANG = 10
 LEFT_AXIS, BOTTOM_AXIS = 64, 34  # sizes of the axes: the same in every plot, so that the plots of a column line up
@@ -70,40 +61,35 @@ class ValueAxis(pg.AxisItem):
     def __init__(self, title: str, unit: str) -> None:
         super().__init__("left")
         self._title, self._unit = title, unit
-        self._factor, self._is_log = 1.0, False
-        self._largest, self._is_low = 1.0, False
+        self._factor = self.largest = 1.0
+        self.is_log = self.is_low = False
 
     def set_scale_of(self, largest: float, *, log: bool) -> None:
         """Choose unit and power of ten for values up to `largest`."""
-        self._largest = largest
+        self.largest, self.is_log = largest, log
         factor, unit = display_unit(self._unit, largest)
         title = unit if self._title == self._unit else self._title
-        if self._is_low:  # “% of completions” would be cut
+        if self.is_low:  # “% of completions” would be cut
             title = unit or title.partition(" of ")[0]
         power = 0
         if not log and 0 < largest * factor < 1e-2:  # labels such as 4.5e−4 would run into the title
             power = math.floor(math.log10(largest * factor))
             title = f"{unit or title}, 10{str(power).translate(_SUPERSCRIPT)}"
-        self._factor, self._is_log = factor / 10**power, log
+        self._factor = factor / 10**power
         if title != self.labelText:
             self.setLabel(title, **self.labelStyle)
-
-    def set_low(self, low: bool) -> None:
-        if low != self._is_low:
-            self._is_low = low
-            self.set_scale_of(self._largest, log=self._is_log)
 
     def boundingRect(self) -> QRectF:
         # With a grid, pyqtgraph's rectangle has no space for half of the lowest and the highest label, and drops both.
         return super().boundingRect().adjusted(0, -OVERHANG, 0, OVERHANG)
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
-        if self._is_log:
+        if self.is_log:
             return [(1.0, log_ticks(minVal, maxVal, most=max(2, int(size / 24))))]
         return super().tickValues(minVal, maxVal, size)
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        if self._is_log:
+        if self.is_log:
             return [f"{10**value * self._factor:.3g}" for value in values]
         # Multiples of the spacing: pyqtgraph's values carry float error, and 0.30000000000000004 is no label.
         return ticks([float(f"{round(value / spacing) * spacing * self._factor:.6g}") for value in values])
@@ -153,7 +139,8 @@ class CurveItems:
         pen.setCosmetic(True)  # the width is in pixels, not in steps
         pen.setWidthF(1.6 if fine else 1)
         self.line.setData(curve.x, curve.line, pen=pen, antialias=fine)
-        isolated = isolated_points(curve.line)
+        finite = np.concatenate([[False], np.isfinite(curve.line), [False]])
+        isolated = finite[1:-1] & ~finite[:-2] & ~finite[2:]  # a line cannot show a number between two gaps
         self.dots.setData(curve.x[isolated], curve.line[isolated], brush=pen.color())
         self.raw.setData(curve.raw_x, curve.raw, pen=pg.mkPen(faint(pen.color(), RAW_ALPHA)), antialias=fine)
         self.band.setVisible(curve.low is not None)
@@ -169,16 +156,6 @@ def faint(colour: QColor, alpha: int) -> QColor:
     copy = QColor(colour)
     copy.setAlpha(alpha)
     return copy
-
-
-def thin_marks(marks: Sequence[Mark], span: Span, width: float) -> list[Mark]:
-    """The marks within `span`, at most one in every APART pixels of `width`."""
-    kinds = list(MARKS)
-    chosen: dict[int, Mark] = {}
-    for mark in sorted(marks, key=lambda mark: kinds.index(mark.kind)):
-        if span[0] <= mark.step <= span[1]:
-            chosen.setdefault(int((mark.step - span[0]) / (span[1] - span[0]) * width / APART), mark)
-    return list(chosen.values())
 
 
 class PlotView(pg.GraphicsView):
@@ -256,13 +233,17 @@ class PlotView(pg.GraphicsView):
                 self.box.removeItem(item)
         while len(self.curves) < len(traces):
             self.curves.append(CurveItems(self.box))
-        first, last = self._shown = span or _all_steps(traces)
+        if span is None:
+            drawn = [trace.x for trace in traces if len(trace.x)]
+            first, last = min(float(x[0]) for x in drawn), max(float(x[-1]) for x in drawn)
+            span = (first, last) if last > first else (math.floor(first) - 1, first + 1)
+        first, last = self._shown = span
         fine = sum(len(trace.x) for trace in traces) * (1 + (smoothing > 0)) < SHORT_CURVES
         columns: list[np.ndarray] = []
         for items, trace in zip(self.curves, traces, strict=True):
             curve = self._thinned(trace, (first, last), smoothing, log=log)
             items.draw(trace, curve, fine=fine)
-            columns += curve.columns
+            columns += [column for column in (curve.line, curve.raw, curve.low, curve.high) if column is not None]
         margin = (last - first) * 0.01 or 0.5
         self.step_axis.show_range(last - first)
         self.box.setXRange(first - margin, last + margin, padding=0)
@@ -290,7 +271,11 @@ class PlotView(pg.GraphicsView):
 
     def _draw_marks(self) -> None:
         (first, last), (low, high) = self.box.viewRange()
-        shown = thin_marks(self._marks, (first, last), self.box.width())
+        kinds, by_place = list(MARKS), dict[int, Mark]()  # at most one in every APART pixels
+        for mark in sorted(self._marks, key=lambda mark: kinds.index(mark.kind)):
+            if first <= mark.step <= last:
+                by_place.setdefault(int((mark.step - first) / (last - first) * self.box.width() / APART), mark)
+        shown = list(by_place.values())
         colours = {kind: getattr(theme.palette(), role) for kind, (role, _, _) in MARKS.items()}
         top = high - (high - low) * 5 / max(10, self.box.height())
         self.signs.setData(
@@ -313,9 +298,8 @@ class PlotView(pg.GraphicsView):
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         super().resizeEvent(event)
         if event is not None:  # pyqtgraph's constructor calls it too
-            is_low = self.height() < theme.scaled(LOW_VIEW)
-            self.value_axis.set_low(is_low)
-            self.step_axis.is_low = is_low
+            self.value_axis.is_low = self.step_axis.is_low = is_low = self.height() < theme.scaled(LOW_VIEW)
+            self.value_axis.set_scale_of(self.value_axis.largest, log=self.value_axis.is_log)
             self.step_axis.showLabel()
             self.step_axis.setHeight(theme.scaled(LOW_AXIS if is_low else BOTTOM_AXIS))
         self._place_items()
@@ -406,9 +390,3 @@ class PlotView(pg.GraphicsView):
     def _pan(self, steps: float) -> None:
         first, last = self._shown
         self.span_chosen.emit((first + steps, last + steps))
-
-
-def _all_steps(traces: Sequence[Trace]) -> Span:
-    ends = [(float(trace.x[0]), float(trace.x[-1])) for trace in traces if len(trace.x)]
-    first, last = min(start for start, _ in ends), max(end for _, end in ends)
-    return (first, last) if last > first else (math.floor(first) - 1, first + 1)

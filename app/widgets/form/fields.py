@@ -1,5 +1,6 @@
 """One field class for each kind of setting: how a raw value becomes text or a choice, and back."""
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -11,7 +12,7 @@ from PySide6.QtWidgets import QLineEdit, QMenu, QWidget
 
 from app import theme
 from app.state.messages import problems_to
-from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, PathEdit, ProseEdit, Switch, add_list_arrow
+from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, PathEdit, ProseEdit, Switch
 from app.widgets.basic.dialogs import open_file, open_folder
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import column, holder, row
@@ -56,8 +57,11 @@ class ListField(LineField):
         return NumberEdit(parent=self, placeholderText="1 for each")
 
     def value(self) -> Any:
-        parse = {"list": value_text.list_value, "numbers": value_text.numbers_value, "rewards": split_names}
-        return parse[self.setting.kind](self.control.text())
+        text = self.control.text()
+        if self.setting.kind == "numbers":
+            parts = (part.strip().replace("−", "-") for part in text.strip().strip("[]").split(","))
+            return [value_text.float_value(part) for part in parts if part]
+        return value_text.list_value(text) if self.setting.kind == "list" else split_names(text)
 
     def text_of(self, raw: Any) -> str:
         if self.setting.kind == "list":
@@ -195,8 +199,18 @@ class StagesField(ProseField):
         'One stage per line, such as {"iters": 100, "max_completion_length": 256}\n'
         '{"iters": 300, "max_completion_length": 1024, "learning_rate": 5e-6}'
     )
-    write = staticmethod(value_text.stages_text)
-    read = staticmethod(value_text.stages_value)
+
+    @staticmethod
+    def write(raw: Any) -> str:
+        return "\n".join(json.dumps(stage, ensure_ascii=False) for stage in raw) if isinstance(raw, list) else str(raw)
+
+    @staticmethod
+    def read(text: str) -> Any:
+        """The stages, or the text itself if a line is not JSON."""
+        try:
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        except (ValueError, RecursionError):
+            return text
 
 
 _ACCEPTS: dict[str, Callable[[Path], bool]] = {
@@ -233,10 +247,12 @@ class PathField(LineField):
         return PathEdit(_ACCEPTS[self.setting.kind], placeholderText=_PLACEHOLDERS.get(self.setting.key, ""))
 
     def value(self) -> Any:
-        return value_text.path_value(self.control.text())
+        text = self.control.text()
+        is_ours = text.startswith(places.BUNDLED)
+        return f"{places.resources()}/{text.removeprefix(places.BUNDLED)}" if is_ours else text
 
     def text_of(self, raw: Any) -> str:
-        return value_text.path_text(raw)
+        return places.path_text(str(raw or ""))
 
     def set_control_value(self, raw: Any) -> None:
         super().set_control_value(raw)
@@ -264,10 +280,6 @@ class PathField(LineField):
         elif path:
             self.set_control_value(str(path))
             self.emit_edited()
-
-    def offer_list(self) -> None:
-        """Add an arrow to the line that emits `pick_requested`, as the Down key does."""
-        add_list_arrow(self.control, self.pick_requested.emit)
 
     def choose_file(self) -> None:
         pattern = FILE_PATTERNS[self.setting.kind]

@@ -35,9 +35,6 @@ class SettingSearch(SearchEdit):
         completer.activated[QModelIndex].connect(lambda index: self._choose(index.data(KEY)))  # pyright: ignore
         self.returnPressed.connect(self._choose_first)
 
-    def matching_keys(self) -> list[str]:
-        return [setting.key for setting in matching_settings(self.text(), self._settings)]
-
     def _update_matches(self, text: str) -> None:
         self._model.clear()
         for setting in matching_settings(text, self._settings):
@@ -51,8 +48,8 @@ class SettingSearch(SearchEdit):
         assert popup is not None
         reached = popup.currentIndex().data(KEY) if popup.isVisible() else None
         popup.hide()
-        for key in [reached] if reached else self.matching_keys()[:1]:
-            self._choose(key)
+        if reached or self._model.rowCount():
+            self._choose(reached or self._model.item(0).data(KEY))
 
     def _choose(self, key: str) -> None:
         QTimer.singleShot(0, self, self.clear)  # the completer writes its text into the line after this signal

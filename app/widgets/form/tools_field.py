@@ -55,7 +55,7 @@ class ToolModel(RowsModel):
         return theme.mono_font(theme.CAPTION) if column in (TOOL, PARAMETERS) else theme.caption_font()
 
     def extra(self, row: ListedTool, index: Index, role: int) -> Any:
-        if index.column() != USE or not row.is_optional:
+        if index.column() != USE or not row.is_optional:  # the tools of environments and servers are always used
             return None
         if role == Qt.ItemDataRole.CheckStateRole:
             return Qt.CheckState.Checked if self.is_ticked(row) else Qt.CheckState.Unchecked
@@ -69,19 +69,11 @@ class ToolModel(RowsModel):
 ACCESSIBLE = Qt.ItemDataRole.AccessibleTextRole
 
 
-class OptionalTicks(TickDelegate):
-    """Ticks only for the functions of the file: the tools of environments and servers are always used."""
-
-    def paint(self, painter: Any, option: Any, index: Index) -> None:
-        if index.data(Qt.ItemDataRole.CheckStateRole) is not None:
-            super().paint(painter, option, index)
-
-
 class ToolTable(BaseTable):
     def __init__(self, model: ToolModel, parent: QWidget) -> None:
         about = "Space ticks a function."
         super().__init__(parent, model=model, name="Tools", single=True, accessibleDescription=about)
-        self.setItemDelegateForColumn(USE, OptionalTicks(self))
+        self.setItemDelegateForColumn(USE, TickDelegate(self))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Space and self.currentIndex().isValid():

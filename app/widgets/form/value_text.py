@@ -1,7 +1,6 @@
 """Raw values of settings as text for a line edit, and back."""
 
 import csv
-import json
 import math
 import re
 from typing import Any
@@ -60,14 +59,6 @@ def _limit_text(limit: float) -> str:
     return f"{limit:,.0f}" if 1000 <= abs(limit) < 1e15 and limit.is_integer() else number_text(limit)
 
 
-def path_text(value: Any) -> str:
-    return places.path_text(str(value or ""))
-
-
-def path_value(text: str) -> str:
-    return f"{places.resources()}/{text.removeprefix(places.BUNDLED)}" if text.startswith(places.BUNDLED) else text
-
-
 def list_text(value: Any) -> str:
     """Items joined by commas, quoted if they contain a comma or begin or end with a space."""
     if not isinstance(value, list):
@@ -86,11 +77,6 @@ def list_value(text: str) -> list[str]:
     if '"' not in text:
         items = [item.strip() for item in items]
     return [re.sub(r"\\[\\nt]", lambda found: _PLAIN[found[0]], item) for item in items if item]
-
-
-def numbers_value(text: str) -> list[Any]:
-    parts = [part.strip().replace("−", "-") for part in text.strip().strip("[]").split(",")]
-    return [float_value(part) for part in parts if part]
 
 
 def float_value(text: str) -> float | str:
@@ -121,20 +107,6 @@ def mapping_value(text: str) -> dict[str, Any] | str:
     return value if isinstance(value, dict) else {} if value is None else text
 
 
-def stages_text(value: Any) -> str:
-    if not isinstance(value, list):
-        return str(value)
-    return "\n".join(json.dumps(stage, ensure_ascii=False) for stage in value)
-
-
-def stages_value(text: str) -> list[Any] | str:
-    """The stages, or the text itself if a line is not JSON."""
-    try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError):
-        return text
-
-
 def value_label(setting: Setting, value: Any) -> str:
     """A value as the form shows it, on one line of at most MAX_CHARS characters."""
     if setting.kind == "choice":
@@ -146,6 +118,6 @@ def value_label(setting: Setting, value: Any) -> str:
     elif setting.kind in ("int", "float"):
         text = number_text(value)
     else:
-        text = path_text(value) if value is not None else ""
+        text = places.path_text(str(value or ""))
     line = " ".join(text.split())
     return (line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…") or "empty"
