@@ -270,12 +270,9 @@ class CompletionTable(BaseTable):
         header = self.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         header.setMinimumSectionSize(48)
+        header.sectionClicked.connect(self._cycle_sorting)
         self.selectionModel().currentRowChanged.connect(self._emit_chosen)
         self.selectionModel().selectionChanged.connect(self.picked)
-
-    def allow_sorting(self) -> None:
-        self.horizontalHeader().setSectionsClickable(True)
-        self.horizontalHeader().sectionClicked.connect(self._cycle_sorting)
 
     def show_sorting(self, key: str, *, descending: bool) -> None:
         """Mark the header of the column that the lines are sorted by; "" marks none."""

@@ -40,8 +40,6 @@ DECLINED_CARRYING = "The code was not allowed to run, and the folder would take 
 
 
 class ExportChoices(QWidget):
-    """The form: which weights of a run, in which format, to which target, under which name."""
-
     changed = Signal()
 
     def __init__(self, run: RunFolder) -> None:

@@ -96,8 +96,6 @@ class PresetPanel(Dialog):
 
 
 class AboutDialog(Dialog):
-    """Icon, version, facts on the system, and the licence of each component."""
-
     def __init__(
         self, facts: Mapping[str, str], components: Sequence[Component], parent: QWidget | None = None
     ) -> None:
@@ -194,24 +192,24 @@ class FolderLine:
     """A folder by its kind, one of FOLDERS: where it is, and buttons that open and change it."""
 
     def __init__(self, prefs: Prefs, kind: str, words: str, folder: Path) -> None:
-        self._prefs, self._kind, self._words, self.folder = prefs, kind, words, folder
+        self._prefs, self._kind, self._words = prefs, kind, words
         self.place = ElidedLabel(colour="text")
         self.show_button = button("Show", lambda: open_path(self.folder), name=f"Show the folder of {words}")
         self.choose = button("Choose…", self._choose, name=f"Choose the folder of {words}")
         variable = FOLDERS[kind]
         is_given = bool(os.environ.get(variable)) and os.environ[variable] != prefs.folder_for(kind)
         configure(self.choose, enabled=not is_given, toolTip=f"Set by {variable}" if is_given else "")
-        self._show_place()
+        self._show(folder)
 
     def _choose(self) -> None:
         chosen = open_folder(self.choose, self._kind, f"Folder of {self._words}")
         if chosen is not None:
             self._prefs.set_folder_for(self._kind, chosen)
-            self.folder = chosen
-            self._show_place()
+            self._show(chosen)
 
-    def _show_place(self) -> None:
-        configure(self.place, text=from_home(str(self.folder)), toolTip=plain_tip(str(self.folder)))
+    def _show(self, folder: Path) -> None:
+        self.folder = folder
+        configure(self.place, text=from_home(str(folder)), toolTip=plain_tip(str(folder)))
 
 
 class PreferencesDialog(Dialog):

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem,
 
 from app import theme
 from app.widgets.basic.controls import CHECK_BOX, NumberEdit, draw_check_box
-from app.widgets.basic.tables import Index
+from app.widgets.basic.tables import CHECKED, Index, is_ticked, toggle_tick
 from app.widgets.form.value_text import number_text
 
 DECIMALS = 3
@@ -16,7 +16,7 @@ DECIMALS = 3
 
 class TickDelegate(QStyledItemDelegate):
     def paint(self, painter: QPainter, option: Any, index: Index) -> None:
-        if index.data(Qt.ItemDataRole.CheckStateRole) is None:
+        if index.data(CHECKED) is None:
             return
         box = QRect(0, 0, theme.scaled(CHECK_BOX), theme.scaled(CHECK_BOX))
         box.moveCenter(option.rect.center())
@@ -32,15 +32,6 @@ class TickDelegate(QStyledItemDelegate):
             return True
         # Presses and double clicks are handled too, or the view would edit or drag the row.
         return event.type() in (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonDblClick)
-
-
-def is_ticked(index: Index) -> bool:
-    return index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked
-
-
-def toggle_tick(model: Any, index: Index) -> None:
-    state = Qt.CheckState.Unchecked if is_ticked(index) else Qt.CheckState.Checked
-    model.setData(index, state, Qt.ItemDataRole.CheckStateRole)
 
 
 class WeightEdit(NumberEdit):

@@ -62,7 +62,7 @@ class CriteriaModel(TextsModel):
 
 
 class RubricEditor(Dialog):
-    """Edits the rubric of a judge, `entry` of `reward_functions`."""
+    """`entry`: the judge, of `reward_functions`."""
 
     saved = Signal(object)  # Path
 

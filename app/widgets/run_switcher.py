@@ -42,7 +42,7 @@ def run_choices(*, trained: bool = False) -> list[Choice]:
 
 
 class Switcher(QPushButton):
-    """Shows a name; a click or Space opens the menu of `choices()`."""
+    """Shows the name of a `kind` of thing; a click or Space opens the menu of `choices()`."""
 
     chosen = Signal(str)  # value of a choice
 
@@ -53,7 +53,6 @@ class Switcher(QPushButton):
         font: QFont | None = None,
         **settings: Any,
     ) -> None:
-        """`kind`: what it shows."""
         super().__init__()
         self.value, self._kind, self.choices = "", kind, choices
         policies = QSizePolicy.Policy

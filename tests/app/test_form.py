@@ -22,10 +22,11 @@ from app.state.prefs import Prefs
 from app.state.run_summary import details
 from app.state.session import Session
 from app.widgets.basic import controls
+from app.widgets.basic.tables import toggle_tick
 from app.widgets.form import fields
 from app.widgets.form.fields import AdapterField
 from app.widgets.form.setting_search import KEY, SettingSearch
-from app.widgets.reward_delegates import WeightEdit, toggle_tick
+from app.widgets.reward_delegates import WeightEdit
 from app.window import Window
 from backend.config.config import SETTINGS, load, parse
 from backend.rewards.catalogue import DEFAULT_REWARDS

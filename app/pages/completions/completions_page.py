@@ -171,7 +171,6 @@ class CompletionsPage(QWidget):
         self.nothing = EmptyState(button_clicked=lambda: session.page_requested.emit("train"))
         self.model = CompletionModel(self)
         self.table = CompletionTable(self.model)
-        self.table.allow_sorting()
         self.pane = ReadingPane("Completion")
         self.pane.setting.clicked.connect(lambda: session.show_setting("record_tokens"))
         self.detail = CompletionDetail(pane=self.pane)

@@ -21,7 +21,7 @@ from app.widgets.basic.layout import card, clear_layout, column, configure, conn
 from app.widgets.basic.number_format import DASH, counted, figure
 from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index
 from app.widgets.form import value_text
-from app.widgets.reward_delegates import TickDelegate, WeightDelegate, toggle_tick
+from app.widgets.reward_delegates import TickDelegate, WeightDelegate
 from app.widgets.rubric_editor import RubricEditor
 from backend.config.setting import has_default_rewards
 from backend.judges.rubric import bundled_rubrics, read_rubric
@@ -246,10 +246,7 @@ class RewardTable(BaseTable):
             self.setCurrentIndex(self._model.index(place, self.currentIndex().column()))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        current = self.currentIndex()
-        if event.key() == Qt.Key.Key_Space and current.isValid():
-            toggle_tick(self._model, current.siblingAtColumn(USE))
-        elif event.modifiers() & Qt.KeyboardModifier.AltModifier and event.key() in _STEPS:
+        if event.modifiers() & Qt.KeyboardModifier.AltModifier and event.key() in _STEPS:
             self.move_row(_STEPS[Qt.Key(event.key())])
         elif event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
             self.remove_requested.emit()

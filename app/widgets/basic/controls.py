@@ -51,13 +51,12 @@ class NumberEdit(QLineEdit):
         unit: str = "",
         parent: QWidget | None = None,
         *,
-        text: str = "",
         width: int = 0,
         integers: tuple[int, int] | None = None,
         **settings: Any,
     ) -> None:
         """`width` in pixels before scaling; `integers`: only whole numbers from the first to the second."""
-        super().__init__(text, parent)
+        super().__init__(parent)
         self._unit = unit
         self.setFont(theme.figures_font())
         self.setTextMargins(0, 0, QFontMetrics(self.font()).horizontalAdvance(unit) + 8 if unit else 0, 0)
@@ -272,8 +271,6 @@ class ProseEdit(QPlainTextEdit):
 
 
 class LinkButton(QPushButton):
-    """A button that looks like a link; `name` is its accessible name where the text alone would not do."""
-
     def __init__(
         self,
         text: str,
@@ -316,8 +313,6 @@ class ElidedLink(LinkButton):
 
 
 class CopyLink(LinkButton):
-    """A link that copies `content` and says so for a moment."""
-
     def __init__(self, name: str, tip: str = "") -> None:
         super().__init__("Copy", on_click=self.copy, tip=tip, name=name)
         self.content = ""
@@ -351,7 +346,7 @@ class Dot(QWidget):
 
 
 class ElidedLabel(QLabel):
-    """One line of text, elided where it does not fit; `text()` stays complete."""
+    """One line of text in a palette's colour, elided where it does not fit; `text()` stays complete."""
 
     def __init__(
         self,
@@ -361,7 +356,6 @@ class ElidedLabel(QLabel):
         colour: str = "muted",
         **settings: Any,
     ) -> None:
-        """`colour` is a role of the palette."""
         super().__init__(parent)
         self._elide_mode, self._colour = elide_mode, colour
         configure(self, **settings)

@@ -66,7 +66,6 @@ def open_file(parent: QWidget, kind: str, title: str, pattern: str, near: Path |
 
 
 def save_file(parent: QWidget, kind: str, title: str, name: str, pattern: str, near: Path | None = None) -> Path | None:
-    """Ask where to save; `name` is the proposed file name."""
     return _remember(kind, QFileDialog.getSaveFileName(parent, title, str(_begin(kind, near) / name), pattern)[0])
 
 

@@ -36,14 +36,13 @@ Margins = int | tuple[int, int, int, int]
 
 
 def row(*parts: Placed, into: QWidget | None = None, spacing: int = theme.SPACE, margins: Margins = 0) -> QHBoxLayout:
-    """Parts side by side; `into` is the widget that gets the layout."""
+    """Parts side by side, or below each other in `column`; `into` is the widget that gets the layout."""
     return _fill(QHBoxLayout(), parts, into, spacing, margins)
 
 
 def column(
     *parts: Placed, into: QWidget | None = None, spacing: int = theme.SPACE, margins: Margins = 0
 ) -> QVBoxLayout:
-    """Parts one below the other; arguments as for `row`."""
     return _fill(QVBoxLayout(), parts, into, spacing, margins)
 
 
@@ -272,7 +271,6 @@ def set_shown(widget: QWidget, shown: bool) -> None:
 
 
 def show_all(shown: object, *widgets: QWidget) -> None:
-    """`set_shown` each of them."""
     for widget in widgets:
         set_shown(widget, bool(shown))
 

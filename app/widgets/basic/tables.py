@@ -30,6 +30,7 @@ from app.widgets.basic.labels import plain_tip
 from app.widgets.basic.layout import configure, wrap_in_card
 
 Index = QModelIndex | QPersistentModelIndex
+CHECKED = Qt.ItemDataRole.CheckStateRole
 ROW_HEIGHT = 28
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
@@ -195,7 +196,7 @@ class CellDelegate(QStyledItemDelegate):
 
 
 class BaseTable(QTableView):
-    """A table view whose selected rows are copied as tab-separated text, headers first."""
+    """A table view. Selected rows are copied as tab-separated text, headers first; Space ticks the first column."""
 
     def __init__(
         self,
@@ -259,8 +260,7 @@ class BaseTable(QTableView):
         heads = [model.headerData(i, across, roles.AccessibleTextRole) or model.headerData(i, across) for i in columns]
 
         def text(index: QModelIndex) -> object:
-            state = index.data(roles.CheckStateRole)
-            return index.data() if state is None else "yes" if state == Qt.CheckState.Checked else "no"
+            return index.data() if index.data(CHECKED) is None else "yes" if is_ticked(index) else "no"
 
         lines = [heads, *([text(model.index(row, column)) for column in columns] for row in rows)]
         return "\n".join("\t".join(" ".join(str(cell or "").split()) for cell in cells) for cells in lines)
@@ -273,5 +273,15 @@ class BaseTable(QTableView):
             self.copy()
         elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.currentIndex().isValid():
             self.activated.emit(self.currentIndex())  # on macOS Qt would start editing
+        elif event.key() == Qt.Key.Key_Space and self.currentIndex().siblingAtColumn(0).data(CHECKED) is not None:
+            toggle_tick(self.model(), self.currentIndex().siblingAtColumn(0))
         else:
             super().keyPressEvent(event)
+
+
+def is_ticked(index: Index) -> bool:
+    return index.data(CHECKED) == Qt.CheckState.Checked
+
+
+def toggle_tick(model: Any, index: Index) -> None:
+    model.setData(index, Qt.CheckState.Unchecked if is_ticked(index) else Qt.CheckState.Checked, CHECKED)

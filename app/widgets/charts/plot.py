@@ -136,10 +136,8 @@ class Plot(QFrame):
         self.all_steps: tuple[float, float] | None = None
         self.step: int | None = None
         self._needs_restyle = self._has_ring = False
-        policies = QSizePolicy.Policy
-        policy = QSizePolicy(policies.Expanding, policies.Fixed)
-        configure(self, name=title, role="card", accessibleDescription=help, sizePolicy=policy)
-        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        configure(self, name=title, role="card", accessibleDescription=help, focusPolicy=Qt.FocusPolicy.StrongFocus)
         theme.signals.changed.connect(self._restyle_when_painted)
 
     def build(self) -> None:
@@ -249,14 +247,12 @@ class Plot(QFrame):
                 self._show_values()
 
     def _show_values(self) -> None:
+        where, text = "", self.steps.text
         if self.step is not None:
-            where = self.steps.text(self.step)
-        elif self.span is None:
-            where = ""
-        else:
+            where = text(self.step)
+        elif self.span is not None:
             first, last = map(round, self.span)
-            ends = f"{self.steps.text(first)} – {self.steps.text(last)}"
-            where = f"steps {first:,} – {last:,}" if self.steps.title == "step" else ends
+            where = f"steps {first:,} – {last:,}" if self.steps.title == "step" else f"{text(first)} – {text(last)}"
         self.step_label.setText(where)
         here = " ".join(mark.sentence for mark in self.marks if mark.step == self.step)
         entries = [
@@ -332,10 +328,9 @@ class Plot(QFrame):
         for action in menu.actions():
             action.setEnabled(has_data)
         menu.addSeparator()
-        has_step, is_log = self.step is not None, self.is_log
-        add("Completions of this step", lambda: self.step_chosen.emit(self.step), enabled=has_step)
+        add("Completions of this step", lambda: self.step_chosen.emit(self.step), enabled=self.step is not None)
         toggle_log = partial(self.set_log, not self._log_wanted)
-        add("Logarithmic axis", toggle_log, enabled=has_data and self.can_be_log, ticked=is_log)
+        add("Logarithmic axis", toggle_log, enabled=has_data and self.can_be_log, ticked=self.is_log)
         add("Show all steps", lambda: self.zoomed.emit(None), enabled=self.span is not None)
         if place_about(self):
             menu.addSeparator()

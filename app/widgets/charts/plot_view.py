@@ -51,12 +51,11 @@ class StepScale(NamedTuple):
 
     @property
     def column(self) -> str:
-        """Its name in a table."""
         return f"{self.title}, ms" if self.is_time else self.title
 
 
 class ValueAxis(pg.AxisItem):
-    """The value axis: short labels, shares in percent, the unit chosen by the largest value."""
+    """Short labels, shares in percent, the unit chosen by the largest value."""
 
     def __init__(self, title: str, unit: str) -> None:
         super().__init__("left")
@@ -96,7 +95,7 @@ class ValueAxis(pg.AxisItem):
 
 
 class StepAxis(pg.AxisItem):
-    """The horizontal axis: whole numbers, or seconds in the unit that suits the range."""
+    """Whole numbers, or seconds in the unit that suits the range."""
 
     def __init__(self) -> None:
         super().__init__("bottom")

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QColor, QFont, QKeyEvent, QShowEvent
+from PySide6.QtGui import QColor, QFont, QShowEvent
 from PySide6.QtWidgets import QWidget
 
 from app import theme
@@ -15,7 +15,7 @@ from app.widgets.basic.labels import button, label, show_text
 from app.widgets.basic.layout import column, holder, row, set_shown, set_style_property
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from app.widgets.form.field import Field
-from app.widgets.reward_delegates import TickDelegate, toggle_tick
+from app.widgets.reward_delegates import TickDelegate
 from backend.tools.catalogue import ListedTool
 
 USE, TOOL, DOES, PARAMETERS, ORIGIN = range(5)
@@ -74,12 +74,6 @@ class ToolTable(BaseTable):
         about = "Space ticks a function."
         super().__init__(parent, model=model, name="Tools", single=True, accessibleDescription=about)
         self.setItemDelegateForColumn(USE, TickDelegate(self))
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Space and self.currentIndex().isValid():
-            toggle_tick(self.model(), self.currentIndex().siblingAtColumn(USE))
-        else:
-            super().keyPressEvent(event)
 
     def fit_columns(self) -> None:
         self.setColumnHidden(PARAMETERS, self.width() < theme.scaled(640))

@@ -47,16 +47,14 @@ def number_value(text: str, is_integer: bool) -> float | str:
 
 def limits_text(setting: Setting) -> str:
     """A setting's limits in words, “At least 1, at most 4096.”; "" if it has none."""
+    low, high = "above" if setting.low_open else "at least", "below" if setting.high_open else "at most"
     parts: list[str] = []
-    if setting.low is not None:
-        parts.append(f"{'above' if setting.low_open else 'at least'} {_limit_text(float(setting.low))}")
-    if setting.high is not None:
-        parts.append(f"{'below' if setting.high_open else 'at most'} {_limit_text(float(setting.high))}")
+    for word, limit in ((low, setting.low), (high, setting.high)):
+        if limit is not None:
+            is_grouped = 1000 <= abs(limit) < 1e15 and float(limit).is_integer()
+            text = f"{limit:,.0f}" if is_grouped else number_text(float(limit))
+            parts.append(f"{word} {text}")
     return f"{', '.join(parts).capitalize()}." if parts else ""
-
-
-def _limit_text(limit: float) -> str:
-    return f"{limit:,.0f}" if 1000 <= abs(limit) < 1e15 and limit.is_integer() else number_text(limit)
 
 
 def list_text(value: Any) -> str:
