@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,6 +31,7 @@ from backend.utils.hub_cache import RepoType, split_revision
 from backend.utils.safetensors import BYTES
 
 if TYPE_CHECKING:
+    from backend.runs.start_progress import DownloadListener
     from backend.serve.questions import QuestionCall
 
 TIMEOUT_S = 6.0
@@ -162,13 +163,21 @@ LOCK_TIMEOUT_S = 3.0  # to wait for another download of the same file
 PROGRESS_S = 0.2  # least seconds between progress reports
 
 
-def download(repo_id: str, repo_type: RepoType, listener: QuestionCall) -> Path:
+def download(
+    repo_id: str,
+    repo_type: RepoType,
+    listener: QuestionCall | DownloadListener,
+    *,
+    setting: str = "",
+    waits: bool = False,
+) -> Path:
     """Download a repository into the cache; returns its snapshot folder. Progress: {done, total, phase}, in bytes. A
-    download that `listener` cancels resumes later; only complete files get their final names. Raises UserError."""
+    download that `listener` cancels resumes later; only complete files get their final names. `waits` for another
+    download of the same files. Raises UserError."""
     disable_progress_bars()
     listener.report({"done": 0, "total": None, "phase": "asking"})
-    with hub_errors(repo_id, repo_type):
-        return _Download(plan(repo_id, repo_type), listener).run()
+    with hub_errors(repo_id, repo_type, setting):
+        return _Download(plan(repo_id, repo_type), listener, setting, waits).run()
 
 
 def discard(repo_id: str, repo_type: RepoType) -> int:
@@ -188,8 +197,10 @@ class _StoppedError(BaseException):  # as Cancelled
 
 
 class _Download:
-    def __init__(self, plan: DownloadPlan, listener: QuestionCall) -> None:
-        self.plan, self.listener, self.setting = plan, listener, SETTING[plan.repo_type]
+    def __init__(
+        self, plan: DownloadPlan, listener: QuestionCall | DownloadListener, setting: str, waits: bool
+    ) -> None:
+        self.plan, self.listener, self.setting, self.waits = plan, listener, setting or SETTING[plan.repo_type], waits
         self.blobs = _blobs(plan.repo_id, plan.repo_type)
         self._counting, self._failed = threading.Lock(), threading.Event()
         self._reported = 0.0
@@ -206,8 +217,12 @@ class _Download:
         if missing := self._total - sum(self._arrived.values()):
             require_room(self.blobs, missing + SPARE, self.plan.repo_id)
         # Leaving the `with` waits for every thread; after a failure the others end at their next `_check`.
-        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="download") as pool:
-            futures = [pool.submit(self._fetch, name, hash_) for hash_, name in self._names.items()]
+        try:
+            with ThreadPoolExecutor(PARALLEL, thread_name_prefix="download") as pool:
+                futures = [pool.submit(self._fetch, name, hash_) for hash_, name in self._names.items()]
+        except BaseException:  # a signal's, in this thread alone
+            self._failed.set()
+            raise
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise next((error for error in errors if not isinstance(error, _StoppedError)), errors[0])
@@ -223,7 +238,10 @@ class _Download:
             self._check()
             if blob.exists():
                 return
-            with _locked(_partial(blob), self.plan.repo_id, self.plan.repo_type) as file:
+            sleep = self.listener.sleep if self.waits else None
+            with _locked(_partial(blob), self.plan.repo_id, self.plan.repo_type, sleep) as file:
+                if blob.exists():  # another process has downloaded it meanwhile
+                    return
                 tries = 0
                 while (offset := file.tell()) < size:
                     broken: HTTPError | None = None
@@ -296,16 +314,18 @@ def hash_of(file: Path, like: str) -> str:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
+def _locked(
+    path: Path, repo_id: str, repo_type: str, wait: Callable[[float], None] | None = None
+) -> Iterator[BinaryIO]:
     # flock rather than a lock file: the kernel releases it with the process. "ab" never truncates another process's
     # file.
     with path.open("ab") as file:
         until = time.monotonic() + LOCK_TIMEOUT_S
         while not take(file.fileno()):
-            if time.monotonic() > until:
+            if wait is None and time.monotonic() > until:
                 busy = f"{repo_id} is being downloaded already, by another process or window."
                 raise UserError(SETTING[repo_type], busy)
-            time.sleep(0.05)
+            (wait or time.sleep)(0.05)
         file.seek(0, os.SEEK_END)
         yield file
 

@@ -24,9 +24,10 @@ from backend.engine.output_layer import PROBE
 from backend.models import hub
 from backend.models.architectures import is_text_part, language_model, mlx_lm_settings
 from backend.models.hub_client import hub_errors
+from backend.models.inventory import is_incomplete
 from backend.models.model_folder import check_arrays, check_config
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
-from backend.runs.start_progress import tell, telling
+from backend.runs.start_progress import DownloadListener, telling
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder, split_revision
 from backend.utils.text import quote
@@ -113,11 +114,13 @@ def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
 def fetch(name: str, setting: str) -> Path:
     """Folder of a model, downloaded if it is not here. Raises UserError."""
     source = model_source(name, setting)
-    if (folder := local_folder(source)) is None:
-        tell(f"Fetching the model {quote(source, 60)}")
+    folder = local_folder(source)
     with loading(name, setting), hub_errors(source, "model", setting):
         if folder is not None and folder == Path(source):
             return folder
+        if folder is None or is_incomplete(folder):
+            listener = DownloadListener(f"Fetching the model {quote(source, 60)}")
+            return hub.download(source, "model", listener, setting=setting, waits=True)
         return mlx_lm_utils._download(*split_revision(source), [*hub.DOWNLOADED["model"]])  # into the Hub's cache
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from backend.utils.text import quote
 
@@ -21,6 +21,7 @@ _LINE = re.compile(
     r"(?P<doing>.{1,200}?)(?:…|: (?P<percent>\d{1,3})%, (?P<figures>[\d.,]+ [A-Za-z]+, [\d.,]+ [A-Za-z]+/s)\.)"
 )
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener to the progress of a start", default=None)
+_look: ContextVar[Callable[[], None]] = ContextVar("look for a stop of a start", default=lambda: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,13 @@ def progress_listener(listener: Callable[[str], None]) -> Generator[None]:
 
 @contextmanager
 def with_stop_check(look: Callable[[], None]) -> Generator[None]:
-    """Call `look` after each line too, so that an exception of it ends the work."""
-    listener = _listener.get() or (lambda line: None)
-    with progress_listener(lambda line: (listener(line), look())[0]):
-        yield
+    """Call `look` after each line too, and during downloads, so that an exception of it ends the work."""
+    listener, token = _listener.get() or (lambda line: None), _look.set(look)
+    try:
+        with progress_listener(lambda line: (listener(line), look())[0]):
+            yield
+    finally:
+        _look.reset(token)
 
 
 def tell(doing: str) -> None:
@@ -88,9 +92,7 @@ def telling(
     due = began + FIRST_S
 
     def say(number: int, done: float) -> None:
-        figure = amount(number)
-        rate = figure / max(time.monotonic() - began, 1e-3)
-        figures = f"{_figure(figure)} {unit}, {_figure(rate)} {unit}/s"
+        figures = _figures(amount(number), unit, began)
         listener(StartProgress(f"{doing} {quote(Path(source).name, 60)}", done, figures).line)
 
     number, was_said = 0, False
@@ -104,5 +106,30 @@ def telling(
         say(number, 1.0)
 
 
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+class DownloadListener:
+    """For `hub.download`: reports “Fetching a/b…”, then its share at each new percent, and looks for a stop."""
+
+    def __init__(self, doing: str) -> None:
+        # Read here, since the download's threads have contexts without them.
+        self._say, self.check = _listener.get() or (lambda line: None), _look.get()
+        self._doing, self._percent = doing, ""
+        self._began = self._said = time.monotonic()
+
+    def report(self, state: dict[str, Any]) -> None:
+        if state["total"] is None:
+            return self._say(StartProgress(self._doing).line)
+        share, now = state["done"] / max(1, state["total"]), time.monotonic()
+        is_due = now - self._said >= EVERY_S or (self._percent and state["phase"] == "linking")
+        if is_due and f"{share:.0%}" != self._percent:
+            self._percent, self._said = f"{share:.0%}", now
+            self._say(StartProgress(self._doing, share, _figures(state["done"] / 1e6, "MB", self._began)).line)
+
+    def sleep(self, seconds: float) -> None:
+        self.check()
+        time.sleep(seconds)
+
+
+def _figures(amount: float, unit: str, began: float) -> str:
+    pair = (amount, amount / max(time.monotonic() - began, 1e-3))
+    done, rate = (f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}" for value in pair)
+    return f"{done} {unit}, {rate} {unit}/s"

@@ -6,8 +6,11 @@ import json
 import os
 import random
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +28,11 @@ from backend.models import hub as our_hub
 from backend.models import hub_client, inventory
 from backend.models.loading import fetch, open_model
 from backend.models.tokenizers import tokenizer_folder
+from backend.runs import start_progress
+from backend.runs.start_progress import StartProgress, progress_listener, with_stop_check
 from backend.serve.hub_questions import newer_release
 from backend.serve.questions import Cancelled, QuestionCall
+from backend.trainer.control import StopPending
 from backend.trainer.preflight import check_model
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
@@ -153,6 +159,62 @@ def test_a_download_resumes_from_its_bytes(hub: HubStandIn, monkeypatch: pytest.
     if how == "broken off":
         assert hub.sent["model.safetensors"] == len(BIG), "what had arrived was fetched again"
     assert not list(folder.parents[1].rglob("*.incomplete"))
+
+
+def test_a_stop_ends_the_download_of_a_run_s_model(hub: HubStandIn):
+    lines: list[str] = []
+
+    def look() -> None:
+        if any(file.stat().st_size > 50_000 for file in Path(constants.HF_HUB_CACHE).rglob("*.incomplete")):
+            raise StopPending
+
+    our_hub.config_file("someone/tiny")  # as the check before a run
+    with progress_listener(lines.append):
+        with with_stop_check(look), pytest.raises(StopPending):
+            fetch("someone/tiny", "model")
+        assert_unfinished("someone/tiny")
+        assert (fetch("someone/tiny", "model") / "model.safetensors").read_bytes() == BIG
+    assert lines == ["Fetching the model someone/tiny…"] * 2
+
+
+def test_the_download_of_a_run_s_model_says_how_far_it_is(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    lines: list[str] = []
+    monkeypatch.setattr(our_hub, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(start_progress, "EVERY_S", 0.0)
+    with progress_listener(lines.append):
+        fetch("someone/tiny", "model")
+    shares = [progress.share for progress in map(StartProgress.read, lines) if progress is not None]
+    assert len(shares) == len(lines) > 5 and shares[0] is None and shares[-1] == 1.0
+    assert lines[-1].startswith("Fetching the model someone/tiny: 100%, 0.4 MB, ")
+
+
+def test_ctrl_c_ends_a_download(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    signals = [signal.SIGINT]
+
+    def interrupt(progress: dict[str, Any]) -> None:
+        time.sleep(0.02)
+        if progress["done"] > 50_000 and signals:
+            signal.pthread_kill(threading.main_thread().ident or 0, signals.pop())
+
+    monkeypatch.setattr(our_hub, "PROGRESS_S", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        our_hub.download("someone/tiny", "model", QuestionCall(interrupt))
+    time.sleep(0.5)  # in which the rest would arrive; an interrupted join takes its thread for one that has ended
+    assert_unfinished("someone/tiny")
+
+
+def test_a_run_waits_for_another_download_of_its_model(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(our_hub, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(our_hub, "LOCK_TIMEOUT_S", 0.1)
+    with ThreadPoolExecutor() as pool:
+        slow = QuestionCall(lambda _: time.sleep(0.04))
+        first = pool.submit(our_hub.download, "someone/tiny", "model", slow)
+        while hub.sent["model.safetensors"] < 20_000:
+            time.sleep(0.01)
+        with pytest.raises(UserError, match="downloaded already"):
+            our_hub.download("someone/tiny", "model", QuestionCall())
+        assert fetch("someone/tiny", "model") == first.result()
+    assert hub.sent["model.safetensors"] == len(BIG)
 
 
 def assert_unfinished(id_: str) -> None:
