@@ -1,8 +1,10 @@
-"""`python -m backend VERB …`. Exit codes: 0 finished, 2 a problem that the user can fix, 3 stopped, 1 a bug."""
+"""`python -m backend VERB …`. Exit codes: 0 finished, 2 a problem that the user can fix, 3 stopped, 1 a bug, 141 a
+closed pipe."""
 
 import importlib
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from backend.engine import cpu_setup
 from backend.utils.child_process import CHILD_VERB
 from backend.utils.command import BUNDLED_PROGRAM
 from backend.utils.errors import UserError
+
+CLOSED_PIPE = 128 + signal.SIGPIPE  # exit code of other programs whose reader has gone, as in `… | head -1`
 
 
 def version(is_requested: bool) -> None:
@@ -99,7 +103,17 @@ def main() -> int | None:
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.
     cpu_setup.load_openblas()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
-    app(verb if any(verb in names for names in VERBS.values()) else "")()
+    try:
+        app(verb if any(verb in names for names in VERBS.values()) else "")()
+    except SystemExit as end:
+        try:
+            if isinstance(end.__context__, BrokenPipeError):  # for which typer ends with 1
+                raise BrokenPipeError
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more as it ends
+            return CLOSED_PIPE
+        raise
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from backend.runs.run_folder import make_run_folder
 from backend.selftest import CHECKS, Check, CheckResult, CheckSkipped, Workbench, run_checks
 from backend.trainer.trackers.targets import TRACKERS
 from backend.utils import places
+from backend.utils.command import backend_command, backend_environment
 from backend.utils.places import demo_config, project_root
 from backend.utils.text import visible
 from tests.support import made_up_runs
@@ -160,6 +161,15 @@ def test_no_file_takes_the_place_of_a_closed_stream() -> None:
     code = "import os; from backend.cli import common; common.prepare_streams(); print(1); exit(os.open('/', 0) < 3)"
     program = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
     assert subprocess.run(program, cwd=project_root()).returncode == 0
+
+
+@pytest.mark.parametrize("buffering", ["", "1"])
+def test_a_closed_pipe_ends_a_verb_quietly(buffering: str) -> None:
+    """`… | head -1`: with a text that is written at once, and with one that is written at the end."""
+    environment = backend_environment() | {"PYTHONUNBUFFERED": buffering}
+    program = shlex.join(backend_command("rewards", "list"))
+    done = subprocess.run(["sh", "-c", f"{{ {program}; echo $? >&2; }} | true"], env=environment, capture_output=True)
+    assert done.stderr == b"141\n"
 
 
 @pytest.mark.parametrize("columns", ["40", "80"])
