@@ -14,12 +14,10 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.models import policy
-from backend.models.adapters import array_names
+from backend.models.adapters import ADAPTER_ENDS, array_names
 from backend.models.loading import open_weights
 from backend.models.tokenizers import load_tokenizer, with_end_tokens
 from backend.utils.errors import UserError
-
-ADAPTER_LEAVES = ("lora_a", "lora_b", "m")  # names of an adapter's arrays; `m` is DoRA's magnitude
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +93,8 @@ def _attach(model: nn.Module, files: AdapterFiles) -> None:
     config = files.about()
     is_dora = config.get("fine_tune_type") == "dora"
     linear_to_lora_layers(model, config["num_layers"], config["lora_parameters"], use_dora=is_dora)
-    leaves = ADAPTER_LEAVES if is_dora else ADAPTER_LEAVES[:2]
     parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # pyright: ignore
-    adapters = {name for name, _ in parameters if name.rpartition(".")[2] in leaves}
+    adapters = {name for name, _ in parameters if name.endswith(ADAPTER_ENDS if is_dora else ADAPTER_ENDS[:2])}
     # Modules trained as a whole were kept in 32 bits, and have the type of the model in it.
     whole = array_names(model, config.get("modules_to_save") or [])
     _load(model, files.arrays, needed=adapters | whole, typed=whole)

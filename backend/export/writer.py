@@ -25,7 +25,7 @@ from backend.export.exports import ExportFormat
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.export.verify import in_float32
 from backend.models import policy as policies
-from backend.models.adapters import adapted_layer_count, adapter_about, whole_modules
+from backend.models.adapters import ADAPTER_ENDS, adapted_layer_count, adapter_about, whole_modules
 from backend.models.architectures import is_text_part
 from backend.models.loading import loading
 from backend.models.model_folder import header_of, object_or_empty
@@ -132,7 +132,7 @@ def float_type(model: nn.Module) -> mx.Dtype:
     """The most frequent float type of the model, adapters excluded."""
     sizes: Counter[mx.Dtype] = Counter()
     for name, array in tree_flatten(model.parameters()):
-        if mx.issubdtype(array.dtype, mx.floating) and not name.endswith((".lora_a", ".lora_b", ".m")):
+        if mx.issubdtype(array.dtype, mx.floating) and not name.endswith(ADAPTER_ENDS):
             sizes[array.dtype] += array.size
     return sizes.most_common(1)[0][0]
 

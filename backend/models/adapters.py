@@ -24,6 +24,7 @@ ADAPTABLE_LAYERS = (
     *(SwitchLinear, QuantizedSwitchLinear),
 )
 """Layers that mlx-lm can attach adapters to."""
+ADAPTER_ENDS = (".lora_a", ".lora_b", ".m")  # of an adapter's arrays; `m` is DoRA's magnitude
 SENTENCE = 200  # characters of a message that lists names
 SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
 _WITHIN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.(.+)$")

@@ -25,7 +25,14 @@ from backend.engine.images import PromptImages
 from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE, SplitModel
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
-from backend.models.adapters import SIXTEEN_BIT_TYPES, attach_adapters, lora_parameters, masters_of, without_adapters
+from backend.models.adapters import (
+    ADAPTER_ENDS,
+    SIXTEEN_BIT_TYPES,
+    attach_adapters,
+    lora_parameters,
+    masters_of,
+    without_adapters,
+)
 from backend.models.loading import check_runs, open_model, read_weights
 from backend.models.model_folder import PATH, check_adapter, check_adapter_config, header_of
 from backend.models.tokenizers import reason_of, run_tokenizer, with_end_tokens
@@ -459,13 +466,13 @@ def _check(source: AdapterSource, config: AdapterSettings, own: dict[str, mx.arr
         raise UserError(faults)
     stored = {name: array.shape for name, array in header_of(source.weights, SETTING).items()}
     shapes = {name: array.shape for name, array in own.items()}
-    fields = "(Layers, Target modules)"
     if other := sorted(name for name in shapes.keys() & stored.keys() if shapes[name] != stored[name]):
         why = f"{quote(other[0], 40)} is {stored[other[0]]} there and {shapes[other[0]]} here"
-    elif extra := sorted(stored.keys() - shapes.keys()):
-        why = f"it has {quote(extra[0], 40)}, which this run does not train {fields}"
-    elif missing := sorted(shapes.keys() - stored.keys()):
-        why = f"it lacks {quote(missing[0], 40)}, which this run trains {fields}"
+    elif odd := sorted(shapes.keys() ^ stored.keys(), key=lambda name: (name.endswith(ADAPTER_ENDS), name)):
+        # A module that is trained as a whole comes first: its layers have no adapters.
+        fields = "(Layers, Target modules)" if odd[0].endswith(ADAPTER_ENDS) else "(Modules to save)"
+        has, trains = ("has", "does not train") if odd[0] in stored else ("lacks", "trains")
+        why = f"it {has} {quote(odd[0], 40)}, which this run {trains} {fields}"
     else:
         return
     raise UserError(SETTING, f"The adapter {shown_path(source.text, 50)} does not fit this run: {why}.")

@@ -189,6 +189,7 @@ def test_a_resume_needs_no_adapter(raw: dict[str, Any], first: RunFolder, run: R
         ({"train_type": "dora"}, "train_type", "Fine-tune is dora, and the adapter to start from has lora"),
         ({"num_layers": 1}, "adapter", "which this run does not train (Layers, Target modules)"),
         ({"lora_keys": ["self_attn.q_proj"]}, "adapter", "which this run does not train (Layers, Target modules)"),
+        ({"modules_to_save": ["mlp"]}, "adapter", "which this run trains (Modules to save)"),
         ({"train_type": "full"}, "adapter", "Full fine-tuning has no adapter to start from"),
         ({"adapter": "nowhere"}, "adapter", "There is no adapter nowhere: no folder with adapters.safetensors"),
         ({"adapter": "{first}@9"}, "adapter", "has no checkpoint 9; choose one of end, best, 2, 1."),
