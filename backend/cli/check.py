@@ -173,7 +173,7 @@ def import_settings(
             fetch=(lambda name: fetch_original(name, report)) if fetch else None,
             progress=report,
         )
-        for sentence in adapter.sentences():
+        for sentence in adapter.sentences:
             tell_error(sentence)
         tell(adapter.path)
         return

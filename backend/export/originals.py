@@ -43,6 +43,7 @@ FURTHEST = 3  # model cards to follow to the original
 COPIED = ("config.json", "*.safetensors.index.json", "LICENSE*", "*processor*.json")
 """Files of the original to copy unchanged, beside those of the tokenizer."""
 LARGEST = 1 << 24  # largest exact integer in float32
+_WRITABLE = frozenset(SAFETENSORS_TYPES.values())
 
 Shape = tuple[int, ...]
 Fetch = Callable[[str], Path]  # downloads a repository; returns its folder
@@ -54,10 +55,10 @@ class OriginalFiles:
 
     folder: Path
     name: str
-    files: Mapping[str, Mapping[str, tuple[int, ...]]]  # file → tensor → shape, in byte order
+    files: Mapping[str, Mapping[str, Shape]]  # file → tensor → shape, in byte order
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, Shape]:
         return {name: shape for tensors in self.files.values() for name, shape in tensors.items()}
 
     @property
@@ -72,29 +73,32 @@ class OriginalFiles:
             arrays |= loaded
         return arrays
 
-    def empty_model(self) -> nn.Module:
-        """A lazy model with random weights. Call `sanitize` only once on each."""
+    def sanitized(self, arrays: Mapping[str, mx.array]) -> tuple[Any, dict[str, mx.array]]:
+        """(new model with lazy random weights, original `arrays` as its `sanitize`, which runs only once, has them)."""
         config = mlx_lm_utils.load_config(self.folder)
         config |= mlx_lm_settings(config)
         with loading(self.name, "model"):
             model_class, arguments = model_classes(config)
-            return model_class(arguments.from_dict(config))
+            model = model_class(arguments.from_dict(config))
+        named = dict(arrays)
+        return model, model.sanitize(named) if hasattr(model, "sanitize") else named
 
     def open_with(self, arrays: Mapping[str, mx.array]) -> nn.Module:
         """Load original `arrays` into a model as mlx-lm does."""
-        model: Any = self.empty_model()
-        named = dict(arrays)
-        model.load_weights(list((model.sanitize(named) if hasattr(model, "sanitize") else named).items()))
-        model.eval()
-        return model
+        model, named = self.sanitized(arrays)
+        model.load_weights(list(named.items()))
+        return model.eval()
 
 
 def find_original(base: Path, name: str, fetch: Fetch | None = None) -> OriginalFiles:
-    """The model's own files, or those that its card names; `fetch` downloads them. Raises UserError."""
-    folder, called = base, name
-    for _ in range(FURTHEST):
-        if not _is_converted(folder):
-            return read_original(folder, called)
+    """The model's own files, or those that its card names; `fetch` downloads them. Only their headers are read. Raises
+    UserError, also for types that are not written and mlx-lm's names."""
+    folder, called, followed = base, name, 0
+    while _is_converted(folder):
+        followed += 1
+        if followed > FURTHEST:
+            lost = f"The cards of {name} and of the models that it comes from lead to no original weights"
+            raise UserError("model", f"{lost}.")
         called = _named_by_card(folder, called, fetch)
         found = local_folder(called)
         if found is not None and (found / "config.json").is_file() and not is_incomplete(found):
@@ -104,7 +108,20 @@ def find_original(base: Path, name: str, fetch: Fetch | None = None) -> Original
         else:
             missing = f"The original weights are those of {called}, which is not on this disk"
             raise UserError("model", f"{missing}; download that model first, or give --fetch.")
-    raise UserError("model", f"The cards of {name} and of the models that it comes from lead to no original weights.")
+    files: dict[str, dict[str, Shape]] = {}
+    odd: list[str] = []
+    for file in sorted(folder.glob("model*.safetensors")):
+        tensors = header_of(file, "model").items()
+        files[file.name] = {tensor: array.shape for tensor, array in tensors}
+        odd += [f"{tensor} ({array.dtype})" for tensor, array in tensors if array.dtype not in _WRITABLE]
+    original = OriginalFiles(folder, called, files)
+    if odd or "quantization_config" in original.config:
+        packed = f"packed{f', {odd[0]} among them' if odd else ''}"
+        raise UserError("model", f"The original weights of {called} are {packed}, so nothing can be merged into them.")
+    if stacked := [tensor for tensor in original.shapes if ".switch_" in tensor]:
+        renamed = f"have mlx-lm's names ({stacked[0]}), and no card names their original"
+        raise UserError("model", f"The weights of {called} {renamed}.")
+    return original
 
 
 def converted_from(base: Path, name: str) -> tuple[str | None, int]:
@@ -128,27 +145,6 @@ def trained_on_original(trained: TrainedWeights, fetch: Fetch | None = None) -> 
     tokenizer = trained.tokenizer if trained.has_own_tokenizer else folder
     trained = replace(trained, name=original.name, tokenizer=tokenizer, untrained=folder)
     return trained if trained.adapters is None else replace(trained, base=folder, quantization="none"), original
-
-
-def read_original(folder: Path, name: str) -> OriginalFiles:
-    """Read headers of original weights. Raises UserError for unsupported types or mlx-lm names."""
-    files: dict[str, dict[str, tuple[int, ...]]] = {}
-    odd: list[str] = []
-    for file in sorted(folder.glob("model*.safetensors")):
-        tensors = header_of(file, "model").items()
-        files[file.name] = {tensor: array.shape for tensor, array in tensors}
-        odd += [f"{tensor} ({array.dtype})" for tensor, array in tensors if array.dtype not in _WRITABLE]
-    original = OriginalFiles(folder, name, files)
-    if odd or "quantization_config" in original.config:
-        packed = f"packed{f', {odd[0]} among them' if odd else ''}"
-        raise UserError("model", f"The original weights of {name} are {packed}, so nothing can be merged into them.")
-    if stacked := [tensor for tensor in original.shapes if ".switch_" in tensor]:
-        renamed = f"have mlx-lm's names ({stacked[0]}), and no card names their original"
-        raise UserError("model", f"The weights of {name} {renamed}.")
-    return original
-
-
-_WRITABLE = frozenset(SAFETENSORS_TYPES.values())
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -221,20 +217,21 @@ def trace(original: OriginalFiles) -> Trace:
     # Broadcast arrays take the memory of one number.
     tagged = {name: mx.broadcast_to(mx.array(float(codes[name])), shape) for name, shape in shapes.items()}
     origins = {id(array): name for name, array in tagged.items()}
-
-    def sanitized(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
-        model: Any = original.empty_model()
-        return model.sanitize(arrays) if hasattr(model, "sanitize") else arrays
-
-    passed = sanitized(dict(tagged))
+    _, passed = original.sanitized(tagged)
     found: Trace = {}
     for name, array in passed.items():
         if source := origins.get(id(array)):
             found[name] = [RowRun(name, 0, source, 0, _flat(shapes[source])[0])]
     if changed := passed.keys() - found.keys():
-        numbered = {name: _numbered(shape) for name, shape in shapes.items()}
-        rows = sanitized({name: row for name, (row, _) in numbered.items()})
-        columns = sanitized({name: column for name, (_, column) in numbered.items()})
+        row_numbers: dict[str, mx.array] = {}
+        column_numbers: dict[str, mx.array] = {}
+        for name, shape in shapes.items():
+            count, width = _flat(shape)
+            row = mx.arange(count, dtype=mx.float32).reshape((*shape[:-1], 1) if len(shape) > 1 else shape)
+            row_numbers[name] = mx.broadcast_to(row, shape)
+            column = mx.arange(width, dtype=mx.float32)
+            column_numbers[name] = mx.broadcast_to(column if shape else column[0], shape)
+        (_, rows), (_, columns) = original.sanitized(row_numbers), original.sanitized(column_numbers)
         names = {code: name for name, code in codes.items()}
         for name in [name for name in passed if name in changed]:
             if runs := _runs(name, passed[name], rows[name], columns[name], names, shapes):
@@ -253,14 +250,6 @@ def by_original(rows: Iterable[RowRun]) -> dict[str, list[RowRun]]:
 def _flat(shape: Shape) -> tuple[int, int]:
     """(rows, numbers in a row) of a tensor."""
     return (math.prod(shape), 1) if len(shape) < 2 else (math.prod(shape[:-1]), shape[-1])
-
-
-def _numbered(shape: Shape) -> tuple[mx.array, mx.array]:
-    rows, width = _flat(shape)
-    ends = (*shape[:-1], 1) if len(shape) > 1 else shape
-    row = mx.arange(rows, dtype=mx.float32).reshape(ends)
-    column = mx.arange(width, dtype=mx.float32)
-    return mx.broadcast_to(row, shape), mx.broadcast_to(column if shape else column[0], shape)
 
 
 def _runs(
@@ -366,24 +355,26 @@ def trained_rows(trained: TrainedWeights) -> TrainedRows:
     arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     if trained.adapters is None:
         return TrainedRows({}, arrays)
-    adapters = {f"{name}.weight": _low_rank(name, each) for name, each in model.named_modules() if "lora_a" in each}
+    modules: Any = model.named_modules()
+    adapters: dict[str, LowRank] = {}
+    for name, layer in modules:
+        if "lora_a" not in layer:
+            continue
+        magnitude = layer.m if "m" in layer else None
+        match layer:
+            case LoRALinear() | DoRALinear():
+                adapter = LowRank(layer.lora_a.T[None], layer.lora_b.T, magnitude, layer.scale)
+            case LoRAEmbedding() | DoRAEmbedding():
+                adapter = LowRank(layer.lora_b[None], layer.lora_a, magnitude, layer.scale, is_linear=False)
+            case LoRASwitchLinear():
+                experts, outputs, rank = layer.lora_b.shape
+                a, b = layer.lora_a.reshape(experts, rank, -1), layer.lora_b.reshape(experts * outputs, rank)
+                adapter = LowRank(a, b, None, layer.scale, is_linear=False)
+            case _:
+                kind = f"of a kind ({type(layer).__name__}) that only mlx-lm knows"
+                raise UserError("format", f"The adapter of {name} is {kind}; choose its format.")
+        adapters[f"{name}.weight"] = adapter
     return TrainedRows(adapters, {name: arrays[name] for name in array_names(model, trained.whole_modules())})
-
-
-def _low_rank(name: str, module: nn.Module) -> LowRank:
-    layer: Any = module
-    magnitude = layer.m if "m" in layer else None
-    match layer:
-        case LoRALinear() | DoRALinear():
-            return LowRank(layer.lora_a.T[None], layer.lora_b.T, magnitude, layer.scale)
-        case LoRAEmbedding() | DoRAEmbedding():
-            return LowRank(layer.lora_b[None], layer.lora_a, magnitude, layer.scale, is_linear=False)
-        case LoRASwitchLinear():
-            experts, outputs, rank = layer.lora_b.shape
-            a, b = layer.lora_a.reshape(experts, rank, -1), layer.lora_b.reshape(experts * outputs, rank)
-            return LowRank(a, b, None, layer.scale, is_linear=False)
-    kind = f"of a kind ({type(layer).__name__}) that only mlx-lm knows"
-    raise UserError("format", f"The adapter of {name} is {kind}; choose its format.")
 
 
 def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, done: Done) -> None:

@@ -88,14 +88,6 @@ class PeftSettings(BaseModel):
     ties_weights: bool | None = Field(False, alias="ensure_weight_tying")
     """A trained embedding is also the output layer if tied."""
 
-    def rank_of(self, layer: str) -> int:
-        return int(_matching(self.rank_pattern, layer, self.rank))
-
-    def scale_of(self, layer: str) -> float:
-        """alpha / rank, with rsLoRA alpha / √rank, of one layer."""
-        rank, alpha = self.rank_of(layer), _matching(self.alpha_pattern, layer, self.alpha)
-        return tidy(alpha / (math.sqrt(rank) if self.uses_rslora else rank))
-
     def means(self, layer: str) -> bool:
         """True if `target_modules` names this layer; False for patterns."""
         if isinstance(self.targets, str) or isinstance(self.excluded, str):
@@ -177,6 +169,7 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
     settings = read_settings(folder / CONFIG)
     header = header_of(folder / ARRAYS, SETTING)
     parts, whole = _sorted_by_layer(header)
+    scales: dict[str, float] = {}
     for layer, found in parts.items():
         adapter = f"The adapter of {quote(layer, NAME)}"
         wanted = ["A", "B", *(["magnitude"] if settings.uses_dora else [])]
@@ -184,12 +177,15 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
             raise UserError(SETTING, f"{adapter} is not whole: its {missing[0]} is missing.")
         if "magnitude" in found and not settings.uses_dora:
             raise UserError(SETTING, f"{adapter} has a magnitude, and adapter_config.json says that it is no DoRA.")
-        a, b, rank = header[found["A"]].shape, header[found["B"]].shape, settings.rank_of(layer)
+        a, b = header[found["A"]].shape, header[found["B"]].shape
+        rank = int(_matching(settings.rank_pattern, layer, settings.rank))
         if len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
             raise UserError(SETTING, f"{adapter} is A {list(a)} and B {list(b)}, and its rank is {rank}.")
         if "magnitude" in found and (magnitude := header[found["magnitude"]].shape) != (b[0],):
             has = f"is {list(magnitude)}, and B has {b[0]} rows"
             raise UserError(SETTING, f"The magnitude of {quote(layer, NAME)} {has}.")
+        alpha = _matching(settings.alpha_pattern, layer, settings.alpha)
+        scales[layer] = tidy(alpha / (math.sqrt(rank) if settings.uses_rslora else rank))
     try:
         arrays: Any = mx.load(str(folder / ARRAYS))
     except RuntimeError as error:
@@ -198,7 +194,7 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
     layers: dict[str, LowRank] = {}
     for layer, found in parts.items():
         magnitude = read[found["magnitude"]] if "magnitude" in found else None
-        layers[layer] = LowRank(read[found["A"]][None], read[found["B"]], magnitude, settings.scale_of(layer))
+        layers[layer] = LowRank(read[found["A"]][None], read[found["B"]], magnitude, scales[layer])
     return PeftAdapter(settings, layers, {name: read[stored] for name, stored in whole.items()})
 
 
@@ -290,19 +286,11 @@ EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 
 @dataclass(frozen=True, slots=True)
 class ImportedAdapter:
-    """The new folder and its difference from peft's merged model; None without the original weights."""
+    """The new folder, its difference from peft's merged model, None without the original weights, and messages."""
 
     path: Path
-    layers: int
     verification: Verification | None
-    notes: tuple[str, ...]
-
-    def sentences(self) -> tuple[str, ...]:
-        compared = ""
-        if self.verification is not None:
-            differ = "the model's logits differ from those of what peft merges by"
-            compared = f"; {differ} {self.verification.max_error:.1g} at most"
-        return f"{self.layers} layers have adapters{compared}.", *self.notes
+    sentences: list[str]
 
 
 def import_adapter(
@@ -341,10 +329,17 @@ def import_adapter(
             trained = TrainedWeights(original.folder, original.name, base, files, untrained=original.folder)
             reference = make_reference(trained, load_tokenizer(base), SAMPLES, TOLERANCE["float32"])
             verification = compare(draft, reference, lambda: merged_model(adapter, original))
-    return ImportedAdapter(to, len(carried.layers), verification, tuple(_notes(adapter, carried, origin, name)))
+    return ImportedAdapter(to, verification, list(_sentences(adapter, carried, origin, name, verification)))
 
 
-def _notes(adapter: PeftAdapter, carried: CarriedAdapter, origin: Origin, name: str) -> Iterator[str]:
+def _sentences(
+    adapter: PeftAdapter, carried: CarriedAdapter, origin: Origin, name: str, verification: Verification | None
+) -> Iterator[str]:
+    compared = ""
+    if verification is not None:
+        differ = "the model's logits differ from those of what peft merges by"
+        compared = f"; {differ} {verification.max_error:.1g} at most"
+    yield f"{len(carried.layers)} layers have adapters{compared}."
     base = adapter.settings.base
     if base and base != name:
         yield f"The adapter was trained on {quote(base, 60)}; it is now for {quote(name, 60)}."
@@ -498,12 +493,8 @@ def _adapter_config(name: str, carried: CarriedAdapter, settings: PeftSettings, 
         raise UserError(SETTING, missing)
     trained: Any = SimpleNamespace(rank=carried.rank, scale=carried.scale, lora_alpha=None, dropout=settings.dropout)
     trained.train_type, trained.use_rslora = "dora" if settings.uses_dora else "lora", settings.uses_rslora
-    return adapter_about(trained, name, *_layers_and_keys(model, set(carried.layers)), [*modules])
-
-
-def _layers_and_keys(model: nn.Module, adapted: set[str]) -> tuple[int, list[str]]:
-    """mlx-lm's `num_layers` and `keys` for these layers; [] for all, full names if layers differ."""
-    layers: list[nn.Module] = model.layers  # pyright: ignore
+    # mlx-lm's `num_layers` and `keys`, [] for all; full names if layers differ
+    adapted, layers = set(carried.layers), list[nn.Module](model.layers)  # pyright: ignore
     full = {id(module): f"{name}." for name, module in model.named_modules()}
     prefixes = [full[id(layer)] for layer in layers]
     within = [{name.removeprefix(prefix) for name in adapted if name.startswith(prefix)} for prefix in prefixes]
@@ -512,8 +503,9 @@ def _layers_and_keys(model: nn.Module, adapted: set[str]) -> tuple[int, list[str
     count = next((len(layers) - at for at, names in enumerate(within) if names), len(layers))
     first = len(layers) - count
     last = [(names, set(adaptable_layers(layer))) for names, layer in zip(within, layers, strict=True)][first:]
+    named = [*sorted(keys), *outside]
     if any(names != keys & adaptable for names, adaptable in last):
-        return len(layers), sorted(adapted)
-    if not outside and all(names == adaptable for names, adaptable in last):
-        return count, []
-    return count, [*sorted(keys), *outside]
+        count, named = len(layers), sorted(adapted)
+    elif not outside and all(names == adaptable for names, adaptable in last):
+        named = []
+    return adapter_about(trained, name, count, named, [*modules])

@@ -269,7 +269,7 @@ class Follower:
             imported = import_adapter(adapter, name, self.run.adapters, overwrite=True)
         except RuntimeError as error:  # its logits differ
             raise UserError("adapter", str(error)) from None
-        for sentence in imported.sentences():
+        for sentence in imported.sentences:
             self._note(sentence)
 
     def _note(self, sentence: str, level: str = "info") -> None:

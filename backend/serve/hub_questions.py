@@ -148,4 +148,4 @@ def import_adapter(call: QuestionCall, folder: str, model: str) -> dict[str, Any
 
     source = resolved(Path(folder))
     imported = carry(source, model, imported_folder(source), overwrite=True, progress=report)
-    return {"path": str(imported.path), "sentences": imported.sentences()}
+    return {"path": str(imported.path), "sentences": imported.sentences}

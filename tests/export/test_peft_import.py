@@ -116,7 +116,7 @@ def test_ranks_and_alphas_by_pattern_become_one_rank_and_one_scale(tmp_path: Pat
     config = about(imported.path)
     # up_proj has an adapter in the last layer alone and q_proj in both: no count of layers says that.
     assert config["num_layers"] == 2 and config["lora_parameters"]["keys"] == sorted(scales)
-    assert config["lora_parameters"]["rank"] == 4 and len(imported.notes) == 2
+    assert config["lora_parameters"]["rank"] == 4 and len(imported.sentences) == 3
     filled = stored(imported.path / "adapters.safetensors")[f"{UP}.lora_a"][:, 2:]
     assert mx.all(mx.any(filled != 0, axis=0)).item()  # zeros in A and B could never learn
     assert imported.verification is not None and imported.verification.max_error < 1e-4
@@ -130,7 +130,8 @@ def test_adapters_of_experts_are_stacked(tmp_path: Path) -> None:
     }
     folder = write_peft(tmp_path / "peft", layers, target_modules="all-linear")
     imported = import_adapter(folder, str(published), tmp_path / "mlx")
-    assert imported.layers == 2 and imported.verification is not None and imported.verification.max_error < 1e-4
+    assert imported.sentences[0].startswith("2 layers")
+    assert imported.verification is not None and imported.verification.max_error < 1e-4
     with pytest.raises(UserError, match=r"experts\.0\.w1 belongs to experts, for which mlx-lm has no DoRA"):
         magnitudes = {f"{PREFIX}{name}.lora_magnitude_vector": mx.ones(INNER) for name in layers}
         arrays = stored(folder / ARRAYS) | magnitudes
@@ -181,7 +182,7 @@ def test_adapters_of_originals_that_mlx_lm_joins_or_splits(tmp_path: Path) -> No
 def test_a_quantised_model_takes_an_adapter_by_the_names_of_its_layers(tmp_path: Path) -> None:
     packed = tiny_model(tmp_path / "base", "llama", bits=4)
     imported = import_adapter(write_peft(tmp_path / "peft", {Q: (HIDDEN, HIDDEN, 4)}), str(packed), tmp_path / "mlx")
-    assert imported.verification is None and "no logits compared" in imported.notes[-1]
+    assert imported.verification is None and "no logits compared" in imported.sentences[-1]
     with pytest.raises(UserError, match="names no base_model"):
         import_adapter(write_peft(tmp_path / "other", {"model.layers.0.qkv": (96, 32, 4)}), str(packed), tmp_path / "x")
 
