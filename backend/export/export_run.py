@@ -26,7 +26,6 @@ from backend.export.exports import (
     format_named,
     silent,
     staging_folder,
-    target_for,
 )
 from backend.export.originals import OriginalFiles, fetch_original, trained_on_original, write_merged
 from backend.export.peft_export import write_peft_adapter
@@ -45,7 +44,7 @@ from backend.export.verify import (
 )
 from backend.models.architectures import is_text_part
 from backend.models.model_folder import check_adapter_config, header_of
-from backend.models.policy import Policy, is_quantised, load_policy
+from backend.models.policy import is_quantised, load_policy
 from backend.models.tokenizers import load_tokenizer, tokenizer_folder
 from backend.runs.completion_rows import parse_group_row
 from backend.runs.events import EventLog
@@ -145,8 +144,7 @@ class ExportedModel:
 def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> ExportedModel:
     """Export a run's weights; on any error an old model stays. Raises UserError, RuntimeError if the result differs."""
     format_ = format_named(export.format)
-    target_for(export.to, format_)
-    destination = destination_of(run, export.to, export.name, export.folder, export.overwrite)
+    destination = destination_of(run, export.to, format_, export.name, export.folder, export.overwrite)
     require_plain_files(run.path)  # a copy would follow links, and an upload publish their targets
     config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
     trained, held_out = run_weights(run, config, export.checkpoint), export.held_out
@@ -363,21 +361,14 @@ class HeldOutComparison:
         self._format, self._tools = PromptFormat.of(config, inputs.schemas), inputs.tools
 
     def compare(self, trained: TrainedWeights, exported: Path, poll: Callable[[float], None]) -> HeldOutDifference:
-        config = self.config
-
-        def trained_policy() -> Policy:
-            policy = load_policy(config.model_copy(update=WITHOUT_REFERENCE | {"model": str(trained.base)}))
-            arrays: Any = trained.adapters.arrays if trained.adapters else trained.arrays
-            if arrays is not None:
-                policy.assign(mx.load(str(arrays)))  # pyright: ignore
-            return policy
-
-        # One fresh adapter changes no output: a policy has something to train.
-        as_it_is = SMALLEST_MODEL | {"model": str(exported), "quantization": "none", "dtype": "auto"}
-        before = self._rewards(trained_policy(), lambda done: poll(done / 2))
+        as_trained = WITHOUT_REFERENCE | {"model": str(trained.base)}
+        arrays = trained.adapters.arrays if trained.adapters else trained.arrays
+        before = self._rewards(as_trained, arrays, lambda done: poll(done / 2))
         gc.collect()  # mlx modules are in reference cycles, and the next model is loaded now
         mx.clear_cache()
-        after = self._rewards(load_policy(config.model_copy(update=as_it_is)), lambda done: poll((1 + done) / 2))
+        # One fresh adapter changes no output: a policy has something to train.
+        as_it_is = SMALLEST_MODEL | {"model": str(exported), "quantization": "none", "dtype": "auto"}
+        after = self._rewards(as_it_is, None, lambda done: poll((1 + done) / 2))
         pairs = [pair for pair in zip(before, after, strict=True) if not any(map(math.isnan, pair))]
         if not pairs:
             raise UserError("held_out", "No reward function had an opinion on any held-out completion.")
@@ -387,8 +378,10 @@ class HeldOutComparison:
         difference = mean_after - mean_before
         return HeldOutDifference(self.split, len(pairs), mean_before, mean_after, error, difference)
 
-    def _rewards(self, policy: Policy, poll: Callable[[float], None]) -> list[float]:
-        config = self.config
+    def _rewards(self, changes: dict[str, Any], arrays: Path | None, poll: Callable[[float], None]) -> list[float]:
+        config, policy = self.config, load_policy(self.config.model_copy(update=changes))
+        if arrays is not None:
+            policy.assign(mx.load(str(arrays)))  # pyright: ignore
         prompts = TokenizedPrompts(self._rows, policy.tokenizer, self._format, self._source)
         problems = prompts.first(self.count)
         if not problems:

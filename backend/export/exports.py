@@ -20,7 +20,7 @@ from backend.runs.archive import raw_settings
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import all_checkpoints, best_of, find_checkpoint, has_end
 from backend.runs.steering import run_config
-from backend.trainer.memory.model_shape import Linear, ModelShape, packed_width, shape_of
+from backend.trainer.memory.model_shape import packed_width, shape_of
 from backend.trainer.memory.phases import QUANTIZED
 from backend.utils import file_lock
 from backend.utils.disk import cause, whole_folder
@@ -83,35 +83,25 @@ def format_named(key: str) -> ExportFormat:
     return FORMATS[key]
 
 
-def target_for(key: str, format_: ExportFormat) -> ExportTarget:
-    """Raises UserError for an unknown target, or one that does not support the format."""
-    if key not in TARGETS:
-        raise UserError("to", f"There is no target {key}; there are {', '.join(TARGETS)}.")
-    if format_.kind not in TARGETS[key].kinds:
-        raise UserError("format", TARGETS[key].refusal)
-    return TARGETS[key]
-
-
 def exported_bytes(base: Path, format_: ExportFormat, quantization: str = "none") -> int | None:
     """Bytes of a complete model, None if the sizes of `base` are unknown. `quantization`: the run's setting."""
     shape = shape_of(base)
     if shape is None or not shape.exact:
         return None
-    tower = shape.tower.bytes if shape.tower and format_.kind == "model" else 0
-    others = shape.weights + tower - sum(matrix.bytes for matrix in shape.matrices)
-    return round(others + sum(_matrix_bytes(matrix, shape, format_, quantization) for matrix in shape.matrices))
-
-
-def _matrix_bytes(matrix: Linear, shape: ModelShape, format_: ExportFormat, quantization: str) -> float:
-    if format_.matrix_bits:
-        return matrix.numbers * format_.matrix_bits / 8
     own = format_.quantization
     packing = (own["bits"], own["group_size"], own["mode"]) if own else QUANTIZED.get(quantization)
-    if packing and (own or format_.keeps_bits) and matrix.inputs % packing[1] == 0:
-        return matrix.numbers * packed_width(*packing, shape.width)
-    if format_.keeps_bits:
-        return matrix.bytes
-    return matrix.numbers * (2 if format_.dtype else shape.width)
+    size = shape.weights + (shape.tower.bytes if shape.tower and format_.kind == "model" else 0)
+    for matrix in shape.matrices:
+        size -= matrix.bytes
+        if format_.matrix_bits:
+            size += matrix.numbers * format_.matrix_bits / 8
+        elif packing and (own or format_.keeps_bits) and matrix.inputs % packing[1] == 0:
+            size += matrix.numbers * packed_width(*packing, shape.width)
+        elif format_.keeps_bits:
+            size += matrix.bytes
+        else:
+            size += matrix.numbers * (2 if format_.dtype else shape.width)
+    return round(size)
 
 
 def weights_choices(run: RunFolder) -> dict[str, str]:
@@ -178,8 +168,14 @@ class Destination:
         return str(self.target)
 
 
-def destination_of(run: RunFolder, to: str, name: str, folder: Path | None, overwrite: bool) -> Destination:
-    """The destination for a key of TARGETS. Raises UserError."""
+def destination_of(
+    run: RunFolder, to: str, format_: ExportFormat, name: str, folder: Path | None, overwrite: bool
+) -> Destination:
+    """The destination for a key of TARGETS. Raises UserError for an unknown one, or if it does not take the format."""
+    if to not in TARGETS:
+        raise UserError("to", f"There is no target {to}; there are {', '.join(TARGETS)}.")
+    if format_.kind not in TARGETS[to].kinds:
+        raise UserError("format", TARGETS[to].refusal)
     if to == "hub":
         return Destination(run.uploads / name, run.path, overwrite=True)
     if to == "ollama":

@@ -108,25 +108,6 @@ class GgufFamily:
         pairs = (half, 2) if undo else (2, half)
         return array.reshape(heads, *pairs, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
-    def write_sizes(self, writer: gguf.GGUFWriter) -> None:
-        config = self.config
-        sizes = {
-            writer.add_block_count: self.layers,
-            writer.add_context_length: int(config["max_position_embeddings"]),
-            writer.add_embedding_length: int(config["hidden_size"]),
-            writer.add_feed_forward_length: int(config["intermediate_size"]),
-            writer.add_head_count: self.queries,
-            writer.add_head_count_kv: self.keys,
-            writer.add_key_length: self.head_size,
-            writer.add_value_length: self.head_size,
-            writer.add_layer_norm_rms_eps: float(config.get("rms_norm_eps", 1e-6)),
-            writer.add_rope_freq_base: float(self.rope.get("rope_theta", 10_000.0)),
-            writer.add_rope_dimension_count: self.head_size,
-            writer.add_vocab_size: int(config["vocab_size"]),
-        }
-        for add, size in sizes.items():
-            add(size)
-
     def extra_tensors(self) -> dict[str, np.ndarray]:
         """Divisors of Llama 3.1's RoPE frequencies, [head / 2], as in transformers' `_compute_llama3_parameters`."""
         if self.rope_kind != "llama3":
@@ -192,7 +173,7 @@ def check(original: OriginalFiles, tokenizer: Path) -> None:
 
 def write_gguf(trained: TrainedWeights, original: OriginalFiles, type_: str, file: Path, done: Done) -> None:
     """Write the trained weights to a new `file`. Raises UserError for an unsupported model."""
-    family = GgufFamily(original.config)
+    config, family = original.config, GgufFamily(original.config)
     arrays = merged_arrays(trained, original)
     matrix_type, file_type = TYPES[type_]
     names = {name: there for name in arrays if (there := family.tensor_name(name)) is not None}
@@ -202,8 +183,19 @@ def write_gguf(trained: TrainedWeights, original: OriginalFiles, type_: str, fil
     writer.add_name(original.name.rpartition("/")[2])
     writer.add_file_type(file_type)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    family.write_sizes(writer)
-    _write_vocabulary(trained.tokenizer, int(original.config["vocab_size"]), writer)
+    writer.add_block_count(family.layers)
+    writer.add_context_length(int(config["max_position_embeddings"]))
+    writer.add_embedding_length(int(config["hidden_size"]))
+    writer.add_feed_forward_length(int(config["intermediate_size"]))
+    writer.add_head_count(family.queries)
+    writer.add_head_count_kv(family.keys)
+    writer.add_key_length(family.head_size)
+    writer.add_value_length(family.head_size)
+    writer.add_layer_norm_rms_eps(float(config.get("rms_norm_eps", 1e-6)))
+    writer.add_rope_freq_base(float(family.rope.get("rope_theta", 10_000.0)))
+    writer.add_rope_dimension_count(family.head_size)
+    writer.add_vocab_size(int(config["vocab_size"]))
+    _write_vocabulary(trained.tokenizer, int(config["vocab_size"]), writer)
     for name, array in extra.items():
         writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes)
     for name, there in names.items():

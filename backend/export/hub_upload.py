@@ -10,12 +10,13 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
-from huggingface_hub.hf_api import ModelInfo, RepoSibling
+from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import _xet_progress_reporting, disable_progress_bars, enable_progress_bars
 from huggingface_hub.utils._runtime import is_xet_available
 
@@ -138,15 +139,16 @@ def upload(
     """Upload a folder in one commit. Raises UserError, also for other content without `overwrite`."""
     disable_progress_bars()
     api = HfApi(token=token)
+    info = partial(api.model_info, repo, files_metadata=True)
     ours = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}
 
     with hub_errors(repo, setting="repo", token=token):
         progress(f"Asking {host()}.")
         try:
-            before = _info(api, repo)
+            before = info()
         except RepositoryNotFoundError:
             api.create_repo(repo, private=private, exist_ok=True)
-            before = _info(api, repo)
+            before = info()
         if before.private is not None and before.private != private:
             is_, wish = ("private", "public") if before.private else ("public", "private")
             other = f"{repo} is there and {is_}, and this upload should be {wish}"
@@ -177,15 +179,11 @@ def upload(
             parent_commit=before.sha,
         )
         progress(f"Checking what {host()} has.")
-        arrived = {file.rfilename: file for file in _info(api, repo).siblings or []}
+        arrived = {file.rfilename: file for file in info().siblings or []}
         for name, path in ours.items():
             if name not in arrived or not _is_equal(arrived[name], path):
                 raise UserError("repo", f"{name} did not arrive as it is here; start the upload again.")
         return Uploaded(f"{api.endpoint}/{repo}", done.oid)
-
-
-def _info(api: HfApi, repo_id: str) -> ModelInfo:
-    return api.model_info(repo_id, files_metadata=True)
 
 
 def _is_equal(file: RepoSibling, path: Path | None) -> bool:

@@ -116,6 +116,7 @@ def read_facts(
     config = run_config(run, step)
     evaluation, rows = _evaluation(run, step)
     base = public_name(original or config.model)
+    is_kept = format_.names == "original" or find_spec("mlx_vlm") is not None  # the part that reads images
     parent, clock = read_parent(run), WorkClock()
     for event in events:
         clock.take(event)
@@ -127,7 +128,7 @@ def read_facts(
         base=split_revision(base)[0],
         dataset=split_revision(public_name(config.data))[0],
         format=format_,
-        reads_images=_writes_images(config.model, format_),
+        reads_images=is_kept and (folder := local_folder(config.model)) is not None and reads_images(folder),
         config=config,
         settings=yaml.safe_dump(public_settings(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True),
         step=step,
@@ -147,11 +148,6 @@ def read_facts(
         device=f"{device} ({'GPU' if 'gpu' in str(started.get('device', '')) else 'CPU'})",
         versions={name: version for name, version in versions.items() if name != "platform"},
     )
-
-
-def _writes_images(model: str, format_: ExportFormat) -> bool:
-    is_kept = format_.names == "original" or find_spec("mlx_vlm") is not None
-    return is_kept and (folder := local_folder(model)) is not None and reads_images(folder)
 
 
 def _rewards(config: Config, steps: list[Event], step: int | None) -> Iterator[tuple[str, list[RewardEnds]]]:
@@ -347,6 +343,9 @@ def _method_rows(facts: CardFacts) -> list[tuple[str, str]]:
     rate = f"{config.learning_rate:g}, {config.lr_schedule}"
     rate = _plain(config.own_schedule) if config.lr_schedule == OWN else rate
     steps = f"{facts.step or '–'} × {config.batch_size}"
+    minutes = facts.seconds / 60
+    time = f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+    time = f"{facts.seconds:.0f} s" if facts.seconds < 90 else time
     sampled = [
         ("Steps × prompts × completions", f"{steps} × {config.group_size}"),
         ("Longest completion", f"{config.max_completion_length} tokens"),
@@ -356,7 +355,7 @@ def _method_rows(facts: CardFacts) -> list[tuple[str, str]]:
         ("Learning rate", f"{rate}{optimizer}"),
         *([("KL coefficient β", f"{config.beta:g}{kl}")] if config.learns_from_rewards else []),
         ("Seed", str(config.seed)),
-        ("Time", f"{_duration(facts.seconds)} on {_plain(facts.device)}"),
+        ("Time", f"{time} on {_plain(facts.device)}"),
         ("Versions", _plain(", ".join(f"{name} {version}" for name, version in facts.versions.items())) or "–"),
     ]
 
@@ -389,9 +388,3 @@ def _plain(text: str) -> str:
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], rest: str = "---:") -> str:
     return as_markdown([head, *rows], rest).removesuffix("\n")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
