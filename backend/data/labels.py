@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from backend.data.files import Row, Rows
-from backend.data.images import placed, with_paths
+from backend.data.images import placed
 from backend.data.problems import (
     Messages,
     PromptFormat,
     TooLong,
     apply_chat_template,
-    chat_sizes,
     check_reads_images,
     has_chat_template,
     message_list,
@@ -184,17 +183,13 @@ class LabelledRows(TokenizedPrompts):
         return " ".join(found)
 
 
-def check_labels(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
-    """Raise UserError for a missing or invalid label, or where no row has something to imitate within Max Seq."""
+def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
+    """Raise UserError for an invalid chat or label, or if no row fits. Stops tokenising at the first that fits."""
     columns = prompt_format.completion_column, prompt_format.messages_column
-    without = [index for index, row in enumerate(rows, 1) if all(row.get(name) in (None, "", []) for name in columns)]
-    if without:
+    numbered = enumerate(rows, 1) if prompt_format.labelled else ()
+    if without := [number for number, row in numbered if all(row.get(name) in (None, "", []) for name in columns)]:
         named = f"{', '.join(map(str, without[:5]))}{f' and {len(without) - 5:,} more' if len(without) > 5 else ''}"
         these = f"There is no completion and no message to imitate in row{'s' * (len(without) > 1)} {named}"
         raise UserError("completion_feature", f"{these} of {shown_source(source)}.")
-    chat_sizes(rows, prompt_format, source, whole_chat)
-    for index, row in enumerate(rows):
-        where = row_name(index, source)
-        if not isinstance(label_of(with_paths(row, source, where), tokenizer, prompt_format, where)[2], TooLong):
-            return
-    raise no_prompt_fits(prompt_format, "")
+    if not any(tokenized(rows, tokenizer, prompt_format, source)):
+        raise no_prompt_fits(prompt_format, "Every prompt")

@@ -297,13 +297,6 @@ def fitted(
     return messages, TooLong(count(tokens))
 
 
-def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
-    """Raise UserError for an invalid chat, or if no prompt fits. Stops tokenising at the first that fits."""
-    chat_sizes(rows, prompt_format, source)
-    if not any(fitting_problem(index, row, tokenizer, prompt_format, source) for index, row in enumerate(rows)):
-        raise no_prompt_fits(prompt_format, "Every prompt")
-
-
 def no_prompt_fits(prompt_format: PromptFormat, prompts: str) -> UserError:
     """Error for a split in which no prompt fits; `prompts` starts the message."""
     most = prompt_format.max_tokens

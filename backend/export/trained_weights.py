@@ -67,7 +67,14 @@ class TrainedWeights:
         if self.arrays is not None:
             _load(model, self.arrays)
         if self.adapters is not None:
-            _attach(model, self.adapters)
+            about = self.adapters.about()
+            is_dora = about.get("fine_tune_type") == "dora"
+            linear_to_lora_layers(model, about["num_layers"], about["lora_parameters"], use_dora=is_dora)
+            parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # pyright: ignore
+            adapters = {name for name, _ in parameters if name.endswith(ADAPTER_ENDS if is_dora else ADAPTER_ENDS[:2])}
+            # Modules trained as a whole were kept in 32 bits, and have the type of the model in it.
+            whole = array_names(model, self.whole_modules())
+            _load(model, self.adapters.arrays, needed=adapters | whole, typed=whole)
         model.eval()  # dropout
         return model, with_end_tokens(config, load_tokenizer(self.tokenizer)) if self.has_own_tokenizer else config
 
@@ -87,17 +94,6 @@ class TrainedWeights:
 def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """(lazy model, its config.json). Raises UserError if mlx-lm cannot load it."""
     return open_weights(folder, str(folder), "model")
-
-
-def _attach(model: nn.Module, files: AdapterFiles) -> None:
-    config = files.about()
-    is_dora = config.get("fine_tune_type") == "dora"
-    linear_to_lora_layers(model, config["num_layers"], config["lora_parameters"], use_dora=is_dora)
-    parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # pyright: ignore
-    adapters = {name for name, _ in parameters if name.endswith(ADAPTER_ENDS if is_dora else ADAPTER_ENDS[:2])}
-    # Modules trained as a whole were kept in 32 bits, and have the type of the model in it.
-    whole = array_names(model, config.get("modules_to_save") or [])
-    _load(model, files.arrays, needed=adapters | whole, typed=whole)
 
 
 def _load(model: nn.Module, file: Path, needed: set[str] | None = None, typed: set[str] | None = None) -> None:

@@ -118,14 +118,14 @@ def export_trl(
     model, scorers = trl_model(config), reward_models(config)
     model = replace(model, left_out=(*model.left_out, *judges))
     with whole_folder(target) as new:
-        settings = _write(config, model, scorers, name, new, tell)
+        settings, left_out = _write(config, model, scorers, name, new, tell)
         size = folder_bytes(new)
-    return TrlFolder(target, size, _left_out(model, scorers, settings), settings.by_files)
+    return TrlFolder(target, size, left_out, settings.by_files)
 
 
 def _write(
     config: Config, model: TrlModel, scorers: Sequence[TrlModel], name: str, new: Path, tell: Tell
-) -> TrlSettings:
+) -> tuple[TrlSettings, list[LeftOut]]:
     for each in (model, *scorers):
         if each.copied_from is not None:
             tell("Copying the model." if each is model else "Copying a reward model.")
@@ -169,6 +169,7 @@ def _write(
         MARK: trl_yaml(words, f"{name}: {HOW_TO_RUN}"),
         "settings.json": json.dumps(about, ensure_ascii=False, indent=1) + "\n",
     }
+    left_out = [*(left for each in (model, *scorers) for left in each.left_out), *settings.left_out]
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     texts["README.md"] = environment.from_string(script("README.md")).render(
         name=name,
@@ -177,11 +178,11 @@ def _write(
         files={*texts, *(f"{path.name}/" for path in new.iterdir())},
         described=FILES,
         by_files=settings.by_files,
-        left_out=_left_out(model, scorers, settings),
+        left_out=left_out,
     )
     for file, text in texts.items():
         (new / file).write_text(text, encoding="utf-8")
-    return settings
+    return settings, left_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +193,6 @@ class TrlModel:
     copied_from: Path | None = None
     words: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
-
-
-def _left_out(model: TrlModel, scorers: Sequence[TrlModel], settings: TrlSettings) -> list[LeftOut]:
-    return [*(left for each in (model, *scorers) for left in each.left_out), *settings.left_out]
 
 
 def with_models_first(config: Config) -> tuple[Config, list[LeftOut]]:

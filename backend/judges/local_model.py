@@ -17,7 +17,7 @@ from backend.data.problems import Messages, tokenize_if_fits
 from backend.engine.chunk_sizes import JUDGED_TOKENS, PREFILL_TOKENS
 from backend.engine.device import on_cpu
 from backend.models.loading import check_runs, open_model, read_weights
-from backend.models.policy import Policy, cast, frozen
+from backend.models.policy import Policy, cast
 from backend.rewards.calls import Poll
 from backend.sampling.conversations import common_prefix
 from backend.sampling.grammar import Grammar
@@ -56,7 +56,7 @@ class LocalModel:
                 file.seek(max(0, path.stat().st_size - (1 << 16)))
                 digest.update(file.read())
         self.identity = digest.hexdigest()
-        self._sampler = SharingSampler(Policy(frozen(model), self.tokenizer, config, None), 1)
+        self._sampler = SharingSampler(Policy(model.freeze().eval(), self.tokenizer, config, None), 1)
         # A model that always thinks writes its JSON after that: it cannot be held to JSON from the first token on.
         template = str(getattr(self.tokenizer, "chat_template", None))
         self._always_thinks = self.tokenizer.has_thinking and "enable_thinking" not in template

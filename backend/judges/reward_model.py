@@ -29,7 +29,7 @@ from backend.models.architectures import language_model, model_type
 from backend.models.hub import config_file
 from backend.models.loading import fetch, open_weights, read_weights
 from backend.models.model_folder import check_config, header_of
-from backend.models.policy import QUANTIZATION, frozen, is_quantised, quantize
+from backend.models.policy import QUANTIZATION, is_quantised, quantize
 from backend.models.tokenizers import load_tokenizer, reason_of
 from backend.rewards.calls import Failure, Poll, RewardError
 from backend.rewards.catalogue import RewardCall
@@ -90,7 +90,7 @@ class RewardModel:
             cpu.check_compiler()  # mlx-lm's models call compiled functions
             model, self._tokenizer = self._open(fetch(self.source, SETTING))
             read_weights(model, self.source, SETTING)
-            self._model = frozen(model)
+            self._model = model.freeze().eval()
 
     def start(self, group: Group) -> None:
         """Does nothing: sampling has the device."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -38,11 +39,8 @@ TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?|^(?
 
 def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     """Classes of a model and its arguments, for `mlx_lm.utils.load_model`."""
-    return (TextPart, _Arguments) if is_text_part(config) else mlx_lm_utils._get_classes(config)
-
-
-class _Arguments:
-    from_dict = staticmethod(dict[str, Any])
+    as_dict = SimpleNamespace(from_dict=dict[str, Any])
+    return (TextPart, as_dict) if is_text_part(config) else mlx_lm_utils._get_classes(config)
 
 
 class TextPart(nn.Module):

@@ -203,14 +203,9 @@ class Base:
 
 def load_base(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Base:
     """Load, quantise and cast a run's model. Raises UserError naming the setting."""
-    device.use(config.device)
-    model, tokenizer, model_config = open_model(config.model, "model")
-    tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
-    if config.tokenizer:
-        model_config = with_end_tokens(model_config, tokenizer)
+    model, tokenizer, model_config = open_configured(config)
     if (folder := local_folder(model_source(config.model, "model"))) is not None:
         tokenizer = with_vision(tokenizer, folder, config.image_max_pixels)
-    model, model_config = quantized_as(model, model_config, config)
     is_full = config.train_type == "full"
     original_dtypes = _prepare_full_training(model, note) if is_full else {}
     # After quantising, so that the codes are those of the model as it came, which an export quantises too.
@@ -219,6 +214,17 @@ def load_base(config: ModelSettings, note: Callable[[str], None] = lambda senten
     check_computes(model, config)
     check_runs(model, config.model, "model")
     return Base(model, tokenizer, model_config, original_dtypes, masters, SharedWeights(model))
+
+
+def open_configured(config: ModelSettings) -> tuple[nn.Module, Any, dict[str, Any]]:
+    """(model, tokenizer, config.json) of a run, quantised as configured, lazily. Raises UserError."""
+    device.use(config.device)
+    model, tokenizer, model_config = open_model(config.model, "model")
+    tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
+    if config.tokenizer:
+        model_config = with_end_tokens(model_config, tokenizer)
+    model, model_config = quantized_as(model, model_config, config)
+    return model, tokenizer, model_config
 
 
 def check_learns(model: nn.Module, model_config: dict[str, Any], config: ModelSettings) -> None:
@@ -253,7 +259,7 @@ def load_policy(
         adapted_keys = attach_adapters(model, config, note)
         masters = masters_of(model) if config.modules_to_save else None
         if config.moves_reference:  # it needs adapters of its own; the base is still shared
-            reference = frozen(copy_sharing_arrays(model))
+            reference = copy_sharing_arrays(model).freeze().eval()
     check_can_learn(model, config.model)
     mx.eval(model.parameters(), masters)
     weights = base.weights if shared else None
@@ -356,12 +362,12 @@ def _load_reference(
     if not config.needs_reference:
         return None
     if not path:
-        return frozen(copy_sharing_arrays(model))
+        return copy_sharing_arrays(model).freeze().eval()
     if path not in loaded:
         if (adapters := _reference_adapters(config)) is None:
             loaded[path] = load_other(path, "reference_model_path", tokenizer, config)
         else:
-            loaded[path] = frozen(_with_adapters(copy_sharing_arrays(model), adapters))
+            loaded[path] = _with_adapters(copy_sharing_arrays(model), adapters).freeze().eval()
     return loaded[path]
 
 
@@ -387,7 +393,7 @@ def load_other(name: str, setting: str, tokenizer: Any, config: ModelSettings, q
     cast(model, config.dtype)
     read_weights(model, name, setting)
     check_runs(model, name, setting)
-    return frozen(model)
+    return model.freeze().eval()
 
 
 def _reference_adapters(config: ModelSettings) -> Path | None:
@@ -406,12 +412,6 @@ def check_same_tokens(
         raise UserError(setting, f"{has}, so the two cannot be compared.")
 
 
-def frozen(model: nn.Module) -> nn.Module:
-    model.freeze()
-    model.eval()
-    return model
-
-
 def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
     check_adapter(adapters, "reference_model_path")
     try:
@@ -427,15 +427,10 @@ LABELS = {"train_type": "Fine-tune", "rank": "Rank", "scale": "Scale"}
 """Settings that must match the adapter's → labels."""
 
 
-def check_start(model: nn.Module, config: AdapterSettings, adapter: str) -> None:
-    """Raise UserError if the run cannot start from `adapter`. `model` has the run's own adapters, unread."""
-    _check(find_adapter(adapter), config, dict(tree_flatten(model.trainable_parameters())))
-
-
 def load_start(policy: Policy, config: ModelSettings, adapter: str, runs_dir: Path | None = None) -> str:
     """Load `adapter` into the policy; returns a message for the event log. Raises UserError."""
-    source, own = find_adapter(adapter, runs_dir), policy.trainable()
-    _check(source, config, own)
+    own = policy.trainable()
+    source = check_start(own, config, adapter, runs_dir)
     try:
         arrays = typed("dict[str, mx.array]", mx.load(str(source.weights)))
         if odd := next((name for name in own if not mx.all(mx.isfinite(arrays[name])).item()), None):
@@ -451,7 +446,11 @@ def load_start(policy: Policy, config: ModelSettings, adapter: str, runs_dir: Pa
     return f"The adapters start from {source.text}.{other}"
 
 
-def _check(source: AdapterSource, config: AdapterSettings, own: dict[str, mx.array]) -> None:
+def check_start(
+    own: dict[str, mx.array], config: AdapterSettings, adapter: str, runs_dir: Path | None = None
+) -> AdapterSource:
+    """Find `adapter` for a run whose trainable arrays are `own`, unread. Raises UserError if it does not fit them."""
+    source = find_adapter(adapter, runs_dir)
     if source.about is not None:
         check_adapter_config(source.about, SETTING)
     theirs = adapter_settings(source)
@@ -474,5 +473,5 @@ def _check(source: AdapterSource, config: AdapterSettings, own: dict[str, mx.arr
         has, trains = ("has", "does not train") if odd[0] in stored else ("lacks", "trains")
         why = f"it {has} {quote(odd[0], 40)}, which this run {trains} {fields}"
     else:
-        return
+        return source
     raise UserError(SETTING, f"The adapter {shown_path(source.text, 50)} does not fit this run: {why}.")

@@ -13,15 +13,14 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.config.setting import ModelSettings
-from backend.engine import cpu, device
+from backend.engine import cpu
 from backend.engine.images import PromptImages
 from backend.engine.sharding import Adapters, CannotShardError, Sum, install_adapters, read_weights, shard
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import attach_adapters
 from backend.models.architectures import model_type, module_of
-from backend.models.loading import check_runs, loading, open_model
-from backend.models.policy import Policy, cast, check_can_learn, check_computes, frozen, quantized_as
-from backend.models.tokenizers import run_tokenizer, with_end_tokens
+from backend.models.loading import check_runs, loading
+from backend.models.policy import Policy, cast, check_can_learn, check_computes, open_configured
 from backend.types import Problem
 from backend.utils.errors import UserError
 from backend.utils.text import quote
@@ -78,14 +77,9 @@ def load_sharded_policy(
 ) -> ShardedPolicy:
     """This rank's part of `load_policy`; all ranks of `group` call it together, after a barrier. `add_up`: of
     gradients. Raises UserError on every rank if the model cannot be sharded."""
-    device.use(config.device)
+    model, tokenizer, model_config = open_configured(config)
     if sentence := cpu.check_compiler():
         note(sentence)
-    model, tokenizer, model_config = open_model(config.model, "model")
-    tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
-    if config.tokenizer:
-        model_config = with_end_tokens(model_config, tokenizer)
-    model, model_config = quantized_as(model, model_config, config)
     cast(model, config.dtype)
     # The adapters of the whole model, whose weights are not read for that: the same arrays as on one machine, from the
     # same seed.
@@ -93,7 +87,7 @@ def load_sharded_policy(
     keys = attach_adapters(adapted, config, note)
     with _refusals(config, group.size()):
         shares = shard(model, group)
-        reference = frozen(copy_sharing_arrays(model)) if config.needs_reference else None
+        reference = copy_sharing_arrays(model).freeze().eval() if config.needs_reference else None
         of_group = install_adapters(model, adapted, shares, group.rank(), group.size())
     arrays: Any = tree_flatten(adapted.trainable_parameters())
     whole = tree_unflatten(arrays)  # without the empty parts of layers that `model` has another class of

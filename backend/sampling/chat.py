@@ -28,7 +28,7 @@ from backend.engine.device import on_gpu
 from backend.engine.images import PromptImages
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.loading import load_model
-from backend.models.policy import Policy, frozen, load_base, load_policy
+from backend.models.policy import Policy, load_base, load_policy
 from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.saved_weights import END, WeightChoice, find_choice
 from backend.runs.steering import run_config
@@ -147,7 +147,7 @@ def _whole_models(source: ChatSource, config: Config, wanted: Sequence[SideName]
     if "base" not in wanted:
         del models["base"]
     for model in models.values():
-        mx.eval(frozen(model).parameters())
+        mx.eval(model.freeze().eval().parameters())
     return {name: Policy(model, whole.tokenizer, {}, None) for name, model in models.items()}
 
 

@@ -5,7 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from backend.config.config import Config, parse
 from backend.config.model_and_data_names import check_reference, check_weights, model_source
@@ -156,7 +158,8 @@ def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -
     if not problems:
         _caught(problems, lambda: check_learns(model, model_config, config))
     if not problems and config.adapter:  # the model has the run's own adapters now
-        _caught(problems, lambda: check_start(model, config, config.adapter))
+        own: dict[str, mx.array] = dict(tree_flatten(model.trainable_parameters()))
+        _caught(problems, lambda: check_start(own, config, config.adapter))
     return tokenizer
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from backend.config.config import Config
 from backend.config.stages import fault_of_stage, stage_rows
 from backend.data.images import with_paths
-from backend.data.labels import check_labels
-from backend.data.problems import PromptFormat, check_prompts, messages_of, problem_of
+from backend.data.labels import check_prompts
+from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.prompts import TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, read_splits, row_name
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
@@ -185,7 +185,7 @@ class PromptSet:
                 check_prompts(self.rows, tokenizer, self.format, self.source)
             if tokenizer is not None and config.reads_labels:
                 labelled = PromptFormat.of(config, self.tools, labelled=True)
-                check_labels(self.rows, tokenizer, labelled, self.source)
+                check_prompts(self.rows, tokenizer, labelled, self.source)
 
     def _check_has_no_pictures(self) -> None:
         is_distill = self.config.train_mode == "distill"

@@ -7,7 +7,7 @@ import pytest
 from mlx_lm.tuner.datasets import ChatDataset, CompletionsDataset
 
 from backend.config.config import Config, parse
-from backend.data.labels import LabelledRows, check_labels, label_of, labelled_group, tokenized
+from backend.data.labels import LabelledRows, check_prompts, label_of, labelled_group, tokenized
 from backend.data.preview import PromptLengths, preview_problem
 from backend.data.problems import PromptFormat, TooLong, apply_chat_template, with_opening
 from backend.data.prompt_variety import prompt_variety
@@ -130,7 +130,7 @@ def test_long_rows_are_cut_and_counted(label_tokenizer: Any) -> None:
         "left out."
     )
     with pytest.raises(UserError, match="No row has anything to imitate in its first 60 tokens"):
-        check_labels(rows[2:], label_tokenizer, format_of(max_seq_length=60), "d.jsonl")
+        check_prompts(rows[2:], label_tokenizer, format_of(max_seq_length=60), "d.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_long_rows_are_cut_and_counted(label_tokenizer: Any) -> None:
 )
 def test_a_row_without_a_label_is_named(label_tokenizer: Any, row: dict[str, Any], setting: str, says: str) -> None:
     with pytest.raises(UserError, match=says) as caught:
-        check_labels([{"prompt": "a", "completion": "b"}, row], label_tokenizer, format_of(), "d.jsonl")
+        check_prompts([{"prompt": "a", "completion": "b"}, row], label_tokenizer, format_of(), "d.jsonl")
     assert caught.value.faults[0].setting == setting
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from backend.data.dataset_columns import columns_of
 from backend.data.files import Row, read_file, stream_file
-from backend.data.problems import PromptFormat, chat_sizes, check_prompts
+from backend.data.labels import check_prompts
+from backend.data.problems import PromptFormat, chat_sizes
 from backend.data.prompts import PromptStream, TokenizedPrompts
 from backend.data.rows import check_columns, read_splits
 from backend.models.tokenizers import load_tokenizer

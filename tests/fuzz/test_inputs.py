@@ -24,7 +24,8 @@ from backend.config.notes import unusual
 from backend.config.other_programs.files import mlx_lm_lora_yaml
 from backend.config.other_programs.into_trl import into_trl, trl_yaml
 from backend.config.other_programs.translation import FOREIGN_WORDS
-from backend.data.problems import PromptFormat, check_prompts
+from backend.data.labels import check_prompts
+from backend.data.problems import PromptFormat
 from backend.data.rows import check_columns, read_splits
 from backend.models.tokenizers import load_tokenizer
 from backend.runs.events import read_events
