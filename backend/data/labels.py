@@ -1,8 +1,9 @@
 """Labelled rows for SFT: prompt and completion, or a chat whose assistant is imitated. Max Seq cuts them at the end."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from backend.data.files import Row, Rows
@@ -27,7 +28,6 @@ from backend.types import Completion, Group, Label, Problem, content_text, image
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
-Render = Callable[[Messages, bool], list[int]]  # (chat, with the generation prompt?) → token ids
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -75,10 +75,7 @@ def label_of(
         start = apply_chat_template(prompt, tokenizer, variables)
         mask = _generation_mask(chat, ids, first, tokenizer, variables)
         if mask is None:
-
-            def render(messages: Messages, generation: bool) -> list[int]:
-                return list(tokenizer.apply_chat_template(messages, add_generation_prompt=generation, **variables))
-
+            render = partial(tokenizer.apply_chat_template, **variables)
             mask, last_only = _prefix_mask(chat, ids, start, first, render)
     else:
         start = apply_chat_template(prompt, tokenizer, variables) if prompt else []
@@ -110,13 +107,14 @@ def _generation_mask(chat: Messages, ids: list[int], first: int, tokenizer: Any,
 
 
 def _prefix_mask(
-    chat: Messages, ids: list[int], start: list[int], first: int, render: Render
+    chat: Messages, ids: list[int], start: list[int], first: int, render: Callable[..., Sequence[int]]
 ) -> tuple[list[int], bool]:
     """The mask by comparing the chat's beginnings with the whole; only of the last turn where they differ."""
     begin = next((i for i, pair in enumerate(zip(ids, start, strict=False)) if pair[0] != pair[1]), len(start))
     spans, last_only = [(begin, len(ids))], False
     for i in (i for i in range(first, len(chat) - 1) if chat[i]["role"] == "assistant"):
-        before, after = render(chat[:i], True), render(chat[: i + 1], False)
+        before = list(render(chat[:i], add_generation_prompt=True))
+        after = list(render(chat[: i + 1], add_generation_prompt=False))
         if ids[: len(after)] == after and after[: len(before)] == before:
             spans.append((len(before), len(after)))
         else:

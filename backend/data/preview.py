@@ -268,9 +268,10 @@ def _tokenizer_files(config: Config) -> Path:
 
 
 def preview_problem(
-    index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str
+    index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str, *, cuts: bool = False
 ) -> tuple[Problem, int]:
-    """(problem with its prompt uncut, tokens; 0 without a tokenizer or if far too long). Raises UserError."""
+    """(problem; tokens of its whole prompt, 0 without a tokenizer or if far too long). `cuts`: with the prompt as
+    trained on, a long one cut if configured. Raises UserError."""
     where = row_name(index, source)
     row = with_paths(row, source, where)
     messages = (whole_chat if prompt_format.labelled else messages_of)(row, prompt_format, where)
@@ -281,25 +282,16 @@ def preview_problem(
         with tokenizer_lock:
             _, _, label, _ = label_of(row, tokenizer, replace(prompt_format, max_tokens=MOST_TOKENS), where)
         ids = [] if isinstance(label, TooLong) else label.tokens
-        problem = problem_of(index, row, messages, ids, prompt_format)
+        shown = ids[: prompt_format.max_tokens] if cuts else ids
+        problem = problem_of(index, row, messages, shown, prompt_format)
         return (problem, 0) if isinstance(label, TooLong) else (replace(problem, label=label), len(ids))
-    most, variables = max(prompt_format.max_tokens, 0), prompt_format.variables_of(row)
+    most, variables, cut = max(prompt_format.max_tokens, 0), prompt_format.variables_of(row), None
     with tokenizer_lock:
         tokens = tokenize_if_fits(messages, tokenizer, variables, where, most)
-    ids = [] if isinstance(tokens, TooLong) else tokens
-    return problem_of(index, row, messages, ids, prompt_format), count(tokens)
-
-
-def cut_problem(problem: Problem, tokens: int, tokenizer: Any, prompt_format: PromptFormat, source: str) -> Problem:
-    """The problem as trained on, a long prompt cut if configured. Raises UserError."""
-    most, variables = prompt_format.max_tokens, prompt_format.variables_of(problem.row)
-    if problem.label is not None:
-        return replace(problem, tokens=problem.tokens[:most])
-    if not prompt_format.cuts or tokens <= most:
-        return problem
-    with tokenizer_lock:
-        cut = cut_left(problem.messages, tokenizer, variables, row_name(problem.index, source), most)
-    return problem if cut is None else problem_of(problem.index, problem.row, *cut, prompt_format)
+        if cuts and prompt_format.cuts and count(tokens) > most:
+            cut = cut_left(messages, tokenizer, variables, where, most)
+    chat, ids = cut or (messages, [] if isinstance(tokens, TooLong) else tokens)
+    return problem_of(index, row, chat, ids, prompt_format), count(tokens)
 
 
 def prompt_pieces(tokens: Sequence[int], tokenizer: Any, label: Label | None = None) -> list[dict[str, Any]]:

@@ -151,14 +151,10 @@ def find_answer(pattern: str, answer: Any, where: Callable[[], str]) -> str | No
 
 def applied(rows: Rows, steps: RowSteps, where: Where, source: str) -> Iterator[tuple[int, Row | None]]:
     """(number, row after the steps) in order, with progress. Raises UserError."""
-
-    def made() -> Iterator[tuple[int, Row | None]]:
-        rest, first = iter(rows), 0
-        while chunk := list(islice(rest, CHUNK)):
-            yield from enumerate(steps.apply(chunk, lambda index, first=first: where(first + index), source), first)
-            first += len(chunk)
-
-    return telling(made(), "Preparing the rows of", source, lambda done: done / len(rows))
+    rest, first = iter(telling(rows, "Preparing the rows of", source, lambda done: done / len(rows))), 0
+    while chunk := list(islice(rest, CHUNK)):
+        yield from enumerate(steps.apply(chunk, lambda index, first=first: where(first + index), source), first)
+        first += len(chunk)
 
 
 class PickedRows(LazyRows):

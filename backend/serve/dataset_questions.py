@@ -16,7 +16,6 @@ from backend.data.preview import (
     UNMEASURED,
     PromptLengths,
     cell_text,
-    cut_problem,
     hub_choices,
     is_here,
     is_warm,
@@ -160,11 +159,9 @@ def _with_prompt(
     if why_not:
         answer = answer | {"faults": [*answer["faults"], ConfigProblem("tools_file", why_not).to_dict()]}
     try:
-        problem, tokens = preview_problem(index, row, tokenizer, prompt_format, source)
+        problem, tokens = preview_problem(index, row, tokenizer, prompt_format, source, cuts=True)
     except UserError as mistake:
         return answer | {"faults": [*answer["faults"], *(fault.to_dict() for fault in mistake.faults)]}
-    if tokenizer is not None:
-        problem = cut_problem(problem, tokens, tokenizer, prompt_format, source)
     messages = [{**each, "content": content_text(each["content"])[:FULL_CELL]} for each in problem.messages]
     answer = answer | {"messages": messages, "answer": problem.answer[:FULL_CELL], "type": problem.type}
     answer["images"] = [{"path": path, "tokens": tokenizer and tokenizer.tokens_of(path)} for path in problem.images]
