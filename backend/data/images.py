@@ -87,7 +87,14 @@ def _path(cell: Any, source: str, place: str) -> str:
     if isinstance(cell, str) and (cell.startswith("data:") or "://" in cell):
         raise UserError("data", f"{place} holds an address, {quote(cell, 40)}; save the image as a file.")
     is_hub = Path(source).suffix.lower() not in DATA_SUFFIXES
-    path = _written(cell) if isinstance(cell, bytes) else Path("" if is_hub else Path(source).absolute().parent, cell)
+    if isinstance(cell, str):
+        path = Path("" if is_hub else Path(source).absolute().parent, cell)
+    elif not (path := preferences_folder() / "images" / blake2b(cell, digest_size=16).hexdigest()).exists():
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(cell)
+            draft.replace(path)
     try:
         picture_size(str(path))
     except UserError as error:
@@ -95,14 +102,3 @@ def _path(cell: Any, source: str, place: str) -> str:
     if is_hub and isinstance(cell, str) and not resolved(path).is_relative_to(resolved(hub_cache().parent)):
         raise UserError("data", f"{place} names a file that is not part of the dataset, {quote(cell, 60)}.")
     return str(path)
-
-
-def _written(content: bytes) -> Path:
-    path = preferences_folder() / "images" / blake2b(content, digest_size=16).hexdigest()
-    if not path.exists():
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(content)
-            draft.replace(path)
-    return path

@@ -209,10 +209,24 @@ def message_list(cell: Any, setting: str, column: str, where: str) -> Messages:
         is_empty = not (cell.strip() if isinstance(cell, str) else cell)
         wrong = "is missing or empty" if is_empty else "must hold text or a list of messages with role and content"
         raise UserError(setting, f"The column {quote(column, 24)} of {where} {wrong}.")
-    return [
-        {**message, "content": _content(message["content"], number, setting, column, where)}
-        for number, message in enumerate(cell, 1)
-    ]
+    chat: Messages = []
+    for number, message in enumerate(cell, 1):
+        content: str | list[Any] = message["content"]
+        if not isinstance(content, str):
+            parts: list[dict[str, Any]] = []
+            for i, part in enumerate(content, 1):
+                about: dict[str, Any] = part if isinstance(part, dict) else {}
+                kind, why = about.get("type", "text"), "has no text"
+                if kind == "image" or (kind == "text" and isinstance(about.get("text"), str)):
+                    parts.append({"type": kind, kind: about.get(kind)})
+                    continue
+                if kind != "text":
+                    why = f'is of the type "{quote(kind, 20)}"; only text and image are supported'
+                place = f"Part {i} of message {number} in the column {quote(column, 24)} of {where}"
+                raise UserError(setting, f"{place} {why}.")
+            content = parts if any(part["type"] == "image" for part in parts) else content_text(parts)
+        chat.append({**message, "content": content})
+    return chat
 
 
 def with_system(messages: Messages, row: Row, prompt_format: PromptFormat) -> Messages:
@@ -221,24 +235,6 @@ def with_system(messages: Messages, row: Row, prompt_format: PromptFormat) -> Me
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     return messages
-
-
-def _content(content: str | list[Any], number: int, setting: str, column: str, where: str) -> str | list[Any]:
-    """The `number`-th message's text, or its parts if there are images. Raises UserError for a part of another kind."""
-    if isinstance(content, str):
-        return content
-    parts: list[dict[str, Any]] = []
-    for i, part in enumerate(content, 1):
-        about: dict[str, Any] = part if isinstance(part, dict) else {}
-        kind, why = about.get("type", "text"), "has no text"
-        if kind == "image" or (kind == "text" and isinstance(about.get("text"), str)):
-            parts.append({"type": kind, kind: about.get(kind)})
-            continue
-        if kind != "text":
-            why = f'is of the type "{quote(kind, 20)}"; only text and image are supported'
-        place = f"Part {i} of message {number} in the column {quote(column, 24)} of {where}"
-        raise UserError(setting, f"{place} {why}.")
-    return parts if any(part["type"] == "image" for part in parts) else content_text(parts)
 
 
 def _as_text(value: Any) -> str:

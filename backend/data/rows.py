@@ -106,15 +106,6 @@ class RowSteps:
             made.append(None if config.answer_pattern and answer is None else changed)
         return made
 
-    def left_out_words(self) -> str:
-        """Reason why rows are dropped, as the end of a sentence."""
-        reasons: list[str] = []
-        if self.map_function:
-            reasons.append(f"the map function {quote(self.map_function, 40)} returned None for them")
-        if self.config.answer_pattern:
-            reasons.append("the answer pattern matches nothing in their answers")
-        return ", or ".join(reasons)
-
 
 def fill_template(template: str, row: Row, where: Callable[[], str]) -> str:
     """Fill a row's cells into the template. Raises UserError for a missing or non-scalar cell."""
@@ -445,11 +436,15 @@ def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows
         rows: Rows = SteppedRows(found.rows, steps, where, found.source)
     else:
         rows = [row for _, row in applied(found.rows, steps, where, found.source) if row is not None]
+    map_function, has_pattern = steps.map_function, bool(steps.config.answer_pattern)
+    reasons = [f"the map function {quote(map_function, 40)} returned None for them"] if map_function else []
+    reasons += ["the answer pattern matches nothing in their answers"] if has_pattern else []
+    why = ", or ".join(reasons)
     if not rows:
-        setting = "answer_pattern" if steps.config.answer_pattern else "map_function"
-        raise UserError(setting, f"No row of {shown_source(found.source)} is left: {steps.left_out_words()}.")
+        setting = "answer_pattern" if has_pattern else "map_function"
+        raise UserError(setting, f"No row of {shown_source(found.source)} is left: {why}.")
     if left_out := len(found.rows) - len(rows):
-        notes.append(f"{left_out:,} of {len(found.rows):,} rows of {split} are left out: {steps.left_out_words()}.")
+        notes.append(f"{left_out:,} of {len(found.rows):,} rows of {split} are left out: {why}.")
     return rows
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -199,14 +199,6 @@ def _within_layer(name: str) -> str:
 def _outside(adaptable: Iterable[str], whole: Mapping[str, nn.Module]) -> list[str]:
     ends = {_within_layer(name) for name in whole}
     return [name for name in adaptable if not any(f"{name}.".startswith(f"{end}.") for end in ends)]
-
-
-def masters_of(model: nn.Module) -> Any:
-    """Trainable arrays with 16-bit ones as float32 masters; None if none has 16 bits."""
-    own = model.trainable_parameters()
-    if not any(array.dtype in SIXTEEN_BIT_TYPES for array in dict[str, mx.array](tree_flatten(own)).values()):
-        return None
-    return tree_map(lambda x: x.astype(mx.float32) if x.dtype in SIXTEEN_BIT_TYPES else x, own)
 
 
 def array_names(model: nn.Module, modules: Iterable[str]) -> set[str]:

@@ -30,7 +30,6 @@ from backend.models.adapters import (
     SIXTEEN_BIT_TYPES,
     attach_adapters,
     lora_parameters,
-    masters_of,
     without_adapters,
 )
 from backend.models.loading import check_runs, open_model, read_weights
@@ -230,8 +229,8 @@ def open_configured(config: ModelSettings) -> tuple[nn.Module, Any, dict[str, An
 def check_learns(model: nn.Module, model_config: dict[str, Any], config: ModelSettings) -> None:
     """Raise `load_policy`'s UserError without weights; `model` is unusable afterwards."""
     model, _ = quantized_as(model, model_config, config)
-    if config.needs_reference and (adapters := _reference_adapters(config)) is not None:
-        _with_adapters(copy_sharing_arrays(model), adapters)
+    if config.needs_reference:
+        _adapted_reference(model, config)
     if config.train_type == "full":
         _prepare_full_training(model, lambda sentence: None)
         model.unfreeze()
@@ -257,7 +256,11 @@ def load_policy(
         model.unfreeze()
     else:
         adapted_keys = attach_adapters(model, config, note)
-        masters = masters_of(model) if config.modules_to_save else None
+        own = model.trainable_parameters()
+        arrays: dict[str, mx.array] = dict(tree_flatten(own))
+        is_16_bit = any(x.dtype in SIXTEEN_BIT_TYPES for x in arrays.values())
+        if config.modules_to_save and is_16_bit:
+            masters = tree_map(lambda x: x.astype(mx.float32) if x.dtype in SIXTEEN_BIT_TYPES else x, own)
         if config.moves_reference:  # it needs adapters of its own; the base is still shared
             reference = copy_sharing_arrays(model).freeze().eval()
     check_can_learn(model, config.model)
@@ -358,16 +361,13 @@ def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dic
 def _load_reference(
     model: nn.Module, tokenizer: Any, config: ModelSettings, loaded: dict[str, nn.Module]
 ) -> nn.Module | None:
-    path = config.reference_model_path
+    path, setting = config.reference_model_path, "reference_model_path"
     if not config.needs_reference:
         return None
     if not path:
         return copy_sharing_arrays(model).freeze().eval()
     if path not in loaded:
-        if (adapters := _reference_adapters(config)) is None:
-            loaded[path] = load_other(path, "reference_model_path", tokenizer, config)
-        else:
-            loaded[path] = _with_adapters(copy_sharing_arrays(model), adapters).freeze().eval()
+        loaded[path] = _adapted_reference(model, config) or load_other(path, setting, tokenizer, config)
     return loaded[path]
 
 
@@ -396,11 +396,6 @@ def load_other(name: str, setting: str, tokenizer: Any, config: ModelSettings, q
     return model.freeze().eval()
 
 
-def _reference_adapters(config: ModelSettings) -> Path | None:
-    path = user_path(config.reference_model_path, "reference_model_path")
-    return path if config.reference_model_path and (path / "adapter_config.json").is_file() else None
-
-
 def check_same_tokens(
     of_other: Any, of_model: Any, config: ModelSettings, setting: str = "reference_model_path"
 ) -> None:
@@ -412,10 +407,14 @@ def check_same_tokens(
         raise UserError(setting, f"{has}, so the two cannot be compared.")
 
 
-def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
+def _adapted_reference(model: nn.Module, config: ModelSettings) -> nn.Module | None:
+    """A frozen copy of `model` with the adapters in `reference_model_path`; None if that holds none."""
+    adapters = user_path(config.reference_model_path, "reference_model_path")
+    if not config.reference_model_path or not (adapters / "adapter_config.json").is_file():
+        return None
     check_adapter(adapters, "reference_model_path")
     try:
-        return load_adapters(model, str(adapters))
+        return load_adapters(copy_sharing_arrays(model), str(adapters)).freeze().eval()
     except Exception as error:
         first, _, rest = str(error).strip().partition("\n")
         reason = reason_of(error, rest if first.endswith(":") else first)
