@@ -76,7 +76,7 @@ def _shingles(words: Words) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class PromptVariety:
-    """Statistics of a split's prompts. Shares are from 0 to 1."""
+    """Shares are from 0 to 1."""
 
     total: int  # rows of the split
     rows: int  # sampled rows with a prompt

@@ -126,7 +126,6 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return list(problems if count < 0 else islice(problems, count))
 
     def measure(self, indices: Iterable[int]) -> None:
-        """Tokenise unmeasured rows, for their lengths."""
         for index in indices:
             if self._lengths[index] < 0:
                 self[index]
@@ -138,7 +137,6 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return nlargest(LONGEST_TEXTS, range(len(self)), key=self.characters.__getitem__)
 
     def fits(self, index: int) -> bool:
-        """True for a tokenised row that fits."""
         return 0 <= self._lengths[index] <= self.format.max_tokens
 
     @property

@@ -61,7 +61,6 @@ Done = Callable[[float], None]
 
 
 def use_converter(reason: str) -> UserError:
-    """Error for an unsupported model; points to llama.cpp's converter."""
     converter = "llama.cpp's `python convert_hf_to_gguf.py FOLDER`"
     other = f"export the Hugging Face weights (--format original), and run {converter} on them"
     return UserError("format", f"{reason}, so its GGUF file is not written here; {other}.")

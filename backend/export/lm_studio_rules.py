@@ -26,7 +26,6 @@ def faults(folder: Path) -> list[ConfigProblem]:
 
 
 def warnings(folder: Path) -> list[ConfigProblem]:
-    """Messages about optional files that are missing."""
     if not any(folder.glob("*.safetensors")):
         return []
     if any(folder.glob("chat_template.*")) or object_or_empty(folder / "tokenizer_config.json").get("chat_template"):

@@ -29,7 +29,6 @@ class AdapterFiles:
 
     @classmethod
     def within(cls, folder: Path) -> AdapterFiles:
-        """Under mlx-lm's names."""
         return cls(folder / "adapters.safetensors", folder / "adapter_config.json")
 
     def about(self) -> dict[str, Any]:
@@ -63,7 +62,9 @@ class TrainedWeights:
         return self.open_with_config()[0]
 
     def open_with_config(self) -> tuple[nn.Module, dict[str, Any]]:
-        model, config = self._open_quantised(self.base)
+        model, config = open_model(self.base)
+        if how := policy.QUANTIZATION.get(self.quantization):
+            model, config = policy.quantize(model, config, **how)
         if self.arrays is not None:
             _load(model, self.arrays)
         if self.adapters is not None:
@@ -77,15 +78,6 @@ class TrainedWeights:
             _load(model, self.adapters.arrays, needed=adapters | whole, typed=whole)
         model.eval()  # dropout
         return model, with_end_tokens(config, load_tokenizer(self.tokenizer)) if self.has_own_tokenizer else config
-
-    def open_untrained(self) -> nn.Module:
-        assert self.untrained is not None
-        return self._open_quantised(self.untrained)[0].eval()
-
-    def _open_quantised(self, folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-        model, config = open_model(folder)
-        how = policy.QUANTIZATION.get(self.quantization)
-        return policy.quantize(model, config, **how) if how else (model, config)
 
     def whole_modules(self) -> list[str]:
         return [] if self.adapters is None else self.adapters.about().get("modules_to_save") or []

@@ -118,7 +118,6 @@ def host() -> str:
 
 
 def explain(error: BaseException, repo_id: str, repo_type: str, *, is_upload: bool) -> str:
-    """Error message with advice."""
     name = f"{repo_type} {repo_id}".strip()
     # hf-xet raises Python's own.
     is_broken = isinstance(error, HTTPError | ConnectionError) and not isinstance(error, OfflineModeIsEnabled)

@@ -109,7 +109,6 @@ class Policy:
         self.model.update(parameters)
 
     def trainable(self) -> dict[str, mx.array]:
-        """Trainable arrays by name, as the optimizer has them."""
         return dict(tree_flatten(self.parameters()))
 
     def arrays(self) -> Any:

@@ -33,7 +33,6 @@ class SuggestedModel:
 
     @property
     def download_bytes(self) -> float:
-        """Approximate bytes to download."""
         return self.shape.weights + TOKENIZER_BYTES
 
 
