@@ -17,7 +17,7 @@ from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import check_columns
 from backend.export import gguf_file, lm_studio_rules, writer
 from backend.export.exports import (
-    DEFAULT_FORMAT,
+    Export,
     ExportFormat,
     Progress,
     destination_of,
@@ -69,20 +69,6 @@ READ_BYTES = 1 << 20  # bytes to read from the end of completions.jsonl
 GGUF_FILE = "model.gguf"
 SLACK = 16 << 20  # bytes for tokenizer files and headers
 NOTICEABLE_LOSS = 0.1  # share of the training effect lost above which a warning appears
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """An export request; keys as on the command line."""
-
-    to: str
-    name: str
-    folder: Path | None = None
-    format: str = DEFAULT_FORMAT
-    checkpoint: str = ""  # "best", "last", a step, or "" for the end of the run
-    held_out: int = 0  # held-out prompts for comparing rewards; 0 skips the comparison
-    overwrite: bool = False
-    fetch: bool = False  # download missing original weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +130,7 @@ class ExportedModel:
 def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> ExportedModel:
     """Export a run's weights; on any error an old model stays. Raises UserError, RuntimeError if the result differs."""
     format_ = format_named(export.format)
-    destination = destination_of(run, export.to, format_, export.name, export.folder, export.overwrite)
+    destination = destination_of(run, export, format_)
     require_plain_files(run.path)  # a copy would follow links, and an upload publish their targets
     config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
     trained, held_out = run_weights(run, config, export.checkpoint), export.held_out

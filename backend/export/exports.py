@@ -76,6 +76,20 @@ TARGETS: dict[str, ExportTarget] = {key: ExportTarget(key, **about) for key, abo
 """By value of `--to`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Export:
+    """An export request; keys as on the command line."""
+
+    to: str
+    name: str
+    folder: Path | None = None
+    format: str = DEFAULT_FORMAT
+    checkpoint: str = ""  # "best", "last", a step, or "" for the end of the run
+    held_out: int = 0  # held-out prompts for comparing rewards; 0 skips the comparison
+    overwrite: bool = False
+    fetch: bool = False  # download missing original weights
+
+
 def format_named(key: str) -> ExportFormat:
     """Raises UserError for an unknown format."""
     if key not in FORMATS:
@@ -168,10 +182,9 @@ class Destination:
         return str(self.target)
 
 
-def destination_of(
-    run: RunFolder, to: str, format_: ExportFormat, name: str, folder: Path | None, overwrite: bool
-) -> Destination:
-    """The destination for a key of TARGETS. Raises UserError for an unknown one, or if it does not take the format."""
+def destination_of(run: RunFolder, export: Export, format_: ExportFormat) -> Destination:
+    """Raises UserError for an unknown target, or if it does not take the format."""
+    to, name = export.to, export.name
     if to not in TARGETS:
         raise UserError("to", f"There is no target {to}; there are {', '.join(TARGETS)}.")
     if format_.kind not in TARGETS[to].kinds:
@@ -180,7 +193,7 @@ def destination_of(
         return Destination(run.uploads / name, run.path, overwrite=True)
     if to == "ollama":
         target = run.path / f"ollama-{name.strip().replace(':', '-')}"
-        return OllamaModel(target, run.path, overwrite, name.strip())
+        return OllamaModel(target, run.path, export.overwrite, name.strip())
     if to == "lmstudio":
         root, home = lm_studio_models(), lm_studio_home()
         # Only an empty `models` folder in an existing home is ever created for it.
@@ -191,10 +204,10 @@ def destination_of(
         # the run.
         root = resolved(root)
         workshop = root.parent if os.access(root.parent, os.W_OK) else run.path
-        return Destination(root / PUBLISHER / safe_name(name), workshop, overwrite)
-    target = resolved(folder.expanduser()) / safe_name(name) if folder else run.fused
+        return Destination(root / PUBLISHER / safe_name(name), workshop, export.overwrite)
+    target = resolved(export.folder.expanduser()) / safe_name(name) if export.folder else run.fused
     workshop = next(path for path in target.parents if path.exists())
-    return Destination(target, workshop, overwrite)
+    return Destination(target, workshop, export.overwrite)
 
 
 def safe_name(name: str) -> str:

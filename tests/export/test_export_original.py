@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx_lm
 import numpy as np
 import pytest
 
@@ -24,7 +23,7 @@ from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.adapters import save_adapters
 from tests.support.random_models import START, tiny_model
-from tests.support.random_runs import PROMPT, furthest, write_run
+from tests.support.random_runs import furthest, logits_of, write_run
 from tests.support.verbs import refused, run_ok
 
 
@@ -34,10 +33,6 @@ def export(run: RunFolder, format_: str, **how: Any) -> ExportedModel:
 
 def stored(file: Path) -> dict[str, mx.array]:
     return dict(mx.load(str(file)))  # pyright: ignore
-
-
-def logits_of(folder: Path) -> mx.array:
-    return mlx_lm.load(str(folder))[0](PROMPT)[0]  # pyright: ignore
 
 
 def as_published(folder: Path) -> Path:

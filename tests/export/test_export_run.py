@@ -27,7 +27,7 @@ from backend.export.exports import FORMATS, Progress, exported_bytes, silent
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
-from tests.support.random_runs import PROMPT, furthest, write_run
+from tests.support.random_runs import PROMPT, furthest, logits_of, write_run
 
 TrainedRun = Callable[..., tuple[RunFolder, mx.array]]
 
@@ -101,11 +101,6 @@ def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 def is_new(folder: Path) -> bool:
     return (folder / "config.json").read_text() == "new" and (folder / "model.safetensors").read_bytes() == ADAPTERS
-
-
-def logits_of(folder: Path) -> mx.array:
-    model = mlx_lm.load(str(folder))[0]
-    return model(PROMPT)[0]  # pyright: ignore
 
 
 def listing(folder: Path) -> set[str]:

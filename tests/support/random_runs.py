@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm
 
 from backend.config import config as spec_config
 from backend.export.writer import save_model
@@ -34,6 +35,12 @@ def write_run(
     logits: Any = trained.model(PROMPT)
     mx.eval(logits)
     return logits[0]
+
+
+def logits_of(folder: Path) -> mx.array:
+    """mlx-lm's logits [9, V] of PROMPT."""
+    model: Any = mlx_lm.load(str(folder))[0]
+    return model(PROMPT)[0]
 
 
 def furthest(a: mx.array, b: mx.array) -> float:
