@@ -6,6 +6,7 @@ import string
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress, islice
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,13 @@ class RowSteps:
     def __bool__(self) -> bool:
         return bool(self.map_function or self.config.prompt_template or self.config.answer_pattern)
 
-    def apply(self, rows: Sequence[Row], where: Where, source: str) -> list[Row | None]:
-        """The rows of `source` after the steps, None for dropped ones. Raises UserError naming the row."""
+    def apply(self, rows: Sequence[Row], source: str, first: int) -> list[Row | None]:
+        """`rows`, from row `first` of `source` on, after the steps; None for dropped ones. Raises UserError."""
         config, mapped = self.config, rows
+
+        def where(index: int) -> str:
+            return row_name(first + index, source)
+
         if self.map_rows is not None and config.map_function:
             rows = [with_paths(row, source, where(index)) for index, row in enumerate(rows)]
             mapped = self.map_rows(config.map_function, rows, where)
@@ -99,9 +104,9 @@ class RowSteps:
             # The template sees the row as it was: a pattern that cuts the answer must not change the prompt.
             changed, answer = dict(row), row.get(config.answer_feature)
             if config.prompt_template:
-                changed[config.prompt_feature] = fill_template(config.prompt_template, row, lambda i=index: where(i))
+                changed[config.prompt_feature] = fill_template(config.prompt_template, row, partial(where, index))
             if config.answer_pattern:
-                answer = find_answer(config.answer_pattern, answer, lambda i=index: where(i))
+                answer = find_answer(config.answer_pattern, answer, partial(where, index))
                 changed[config.answer_feature] = answer
             made.append(None if config.answer_pattern and answer is None else changed)
         return made
@@ -140,11 +145,11 @@ def find_answer(pattern: str, answer: Any, where: Callable[[], str]) -> str | No
     return None if found is None or found[1] is None else found[1].strip()
 
 
-def applied(rows: Rows, steps: RowSteps, where: Where, source: str) -> Iterator[tuple[int, Row | None]]:
+def applied(rows: Rows, steps: RowSteps, source: str) -> Iterator[tuple[int, Row | None]]:
     """(number, row after the steps) in order, with progress. Raises UserError."""
     rest, first = iter(telling(rows, "Preparing the rows of", source, lambda done: done / len(rows))), 0
     while chunk := list(islice(rest, CHUNK)):
-        yield from enumerate(steps.apply(chunk, lambda index, first=first: where(first + index), source), first)
+        yield from enumerate(steps.apply(chunk, source, first), first)
         first += len(chunk)
 
 
@@ -168,12 +173,12 @@ class PickedRows(LazyRows):
 
 
 class SteppedRows(LazyRows):
-    def __init__(self, rows: Rows, steps: RowSteps, where: Where, source: str) -> None:
+    def __init__(self, rows: Rows, steps: RowSteps, source: str) -> None:
         """Passes over `source` once. Raises UserError naming the first refused row."""
-        self._rows, self._steps, self._where, self._source = rows, steps, where, source
+        self._rows, self._steps, self._source = rows, steps, source
         self._numbers = array(INDEX)
         columns: dict[str, None] = {}
-        for number, row in applied(rows, steps, where, source):
+        for number, row in applied(rows, steps, source):
             if row is not None:
                 self._numbers.append(number)
                 columns |= dict.fromkeys(row)
@@ -184,9 +189,9 @@ class SteppedRows(LazyRows):
 
     def row(self, index: int) -> Row:
         number = self._numbers[index]
-        (row,) = self._steps.apply([self._rows[number]], lambda _: self._where(number), self._source)
+        (row,) = self._steps.apply([self._rows[number]], self._source, number)
         if row is None:
-            changed = f"The map function kept {self._where(number)} at first and left it out now"
+            changed = f"The map function kept {row_name(number, self._source)} at first and left it out now"
             raise UserError("map_function", f"{changed}; it must not depend on chance.")
         return row
 
@@ -426,14 +431,10 @@ def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows
     """Apply the steps and note how many rows they drop. Raises UserError if none remain."""
     if not steps or not found.rows:
         return found.rows
-
-    def where(index: int) -> str:
-        return row_name(index, found.source)
-
     if isinstance(found.rows, LazyRows):
-        rows: Rows = SteppedRows(found.rows, steps, where, found.source)
+        rows: Rows = SteppedRows(found.rows, steps, found.source)
     else:
-        rows = [row for _, row in applied(found.rows, steps, where, found.source) if row is not None]
+        rows = [row for _, row in applied(found.rows, steps, found.source) if row is not None]
     map_function, has_pattern = steps.map_function, bool(steps.config.answer_pattern)
     reasons = [f"the map function {quote(map_function, 40)} returned None for them"] if map_function else []
     reasons += ["the answer pattern matches nothing in their answers"] if has_pattern else []
