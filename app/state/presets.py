@@ -70,9 +70,9 @@ def preset(file: Path) -> Preset:
         raise UserError("preset", f"{file.name} must begin with two comment lines: its title, and a sentence.")
     replaces, brings = REPLACES in more, BRINGS in more
     raw = config.read(file)
-    values, faults = translate({key: value for key, value in raw.items() if value is not None})
-    faults += [fault for fault in config.problems({"model": "a/b", "data": "a/b"} | values) if fault.setting not in OWN]
-    if faults:
+    read = translate(raw)
+    values, found = read.values, config.problems({"model": "a/b", "data": "a/b"} | read.values)
+    if faults := read.faults + [fault for fault in found if fault.setting not in OWN]:
         raise UserError(faults)
     taken = [key for key in values if key in OWN and not (brings and key in BROUGHT)]
     if taken and not replaces:

@@ -117,7 +117,7 @@ def resume(
     require_no_program(settings)
     require_rollout(folder.path)
     updates.require_no_program(settings)
-    if is_over and not translate(asked)[0].keys() & LENGTHENING:
+    if is_over and not translate(asked).values.keys() & LENGTHENING:
         raise UserError("iters", f"The run {folder.name} has finished; give it more steps as well, with --set iters=N.")
     relax_gpu_timeout(settings)
     warnings = () if step is None else _taken_back(folder, step, yes=yes)

@@ -15,7 +15,7 @@ from backend.config.checks import CheckedValues, cross_setting_faults, default_s
 from backend.config.other_programs.translation import FOREIGN_WORDS, NAMES, read_file
 from backend.config.other_programs.trl import reward_entries
 from backend.config.row_settings import prompt_limit
-from backend.config.setting import SECTIONS, Modes, Setting, Use, has_default_rewards, in_form_order, setting_from_field
+from backend.config.setting import SECTIONS, Modes, Setting, Use, declared_settings, has_default_rewards, in_form_order
 from backend.config.settings.grpo import GrpoFields
 from backend.config.settings.model_and_data import DataFields, ModelFields
 from backend.config.settings.training import TrainingFields
@@ -67,9 +67,7 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields, Modes):  # fie
         return bool(self.output_regex or self.output_schema)
 
 
-SETTINGS: dict[str, Setting] = in_form_order(
-    setting_from_field(key, field) for key, field in Config.model_fields.items()
-)
+SETTINGS: dict[str, Setting] = in_form_order(declared_settings(Config.model_fields))
 """Every setting by key, in the order of the form."""
 
 TEXTS = ("text", "prose", "model", "adapter", "dataset", "file", "hosts", "choice")

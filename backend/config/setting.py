@@ -3,9 +3,8 @@ form: blocks, headings, and within a heading first what MLX LoRA Studio's guide 
 other values from a step of a run on."""
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
@@ -166,36 +165,31 @@ def setting(default: Any, label: str, *, section: str, **about: Any) -> Any:
     return Field(default, **limits, json_schema_extra={"setting": extra})  # pyright: ignore
 
 
-@cache
-def _helps() -> dict[str, str]:
-    """Key → the text under its declaration, which Python does not keep."""
-    helps: dict[str, str] = {}
+_KINDS: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "text", list: "list", dict: "mapping"}
+
+
+def declared_settings(fields: Mapping[str, FieldInfo]) -> Iterator[Setting]:
+    """The settings behind pydantic fields declared with `setting`."""
+    helps: dict[str, str] = {}  # key → the text under its declaration, which Python does not keep
     for file in (Path(__file__).parent / "settings").glob("*.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             for field, text in pairwise(node.body) if isinstance(node, ast.ClassDef) else ():
                 match field, text:
                     case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(help))):
                         helps[key] = " ".join(help.split())
-    return helps
-
-
-_KINDS: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "text", list: "list", dict: "mapping"}
-
-
-def setting_from_field(key: str, field: FieldInfo) -> Setting:
-    """The Setting behind a pydantic field declared with `setting`."""
-    about = dict(cast("dict[str, Any]", field.json_schema_extra)["setting"])
-    types = get_args(field.annotation) if isinstance(field.annotation, UnionType) else (field.annotation,)
-    choices = tuple(Choice(*entry) if isinstance(entry, tuple) else entry for entry in about.pop("choices", ()))
-    return Setting(
-        key=key,
-        kind=about.pop("kind", None) or ("choice" if choices else _KINDS[get_origin(types[0]) or types[0]]),
-        default=field.get_default(call_default_factory=True),
-        help=_helps()[key],
-        choices=choices,
-        optional=NoneType in types,
-        **about,
-    )
+    for key, field in fields.items():
+        about = dict(cast("dict[str, Any]", field.json_schema_extra)["setting"])
+        types = get_args(field.annotation) if isinstance(field.annotation, UnionType) else (field.annotation,)
+        choices = tuple(Choice(*entry) if isinstance(entry, tuple) else entry for entry in about.pop("choices", ()))
+        yield Setting(
+            key=key,
+            kind=about.pop("kind", None) or ("choice" if choices else _KINDS[get_origin(types[0]) or types[0]]),
+            default=field.get_default(call_default_factory=True),
+            help=helps[key],
+            choices=choices,
+            optional=NoneType in types,
+            **about,
+        )
 
 
 SECTIONS: dict[str, str] = {

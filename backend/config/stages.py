@@ -80,14 +80,14 @@ def validated_stages(
     stages, faults = list[dict[str, Any]](), list[ConfigProblem]()
     for number, stage in enumerate(values["stages"], 1):
         own = {str(key): value for key, value in stage.items() if key in STAGE_OWN and value not in (None, [])}
-        renamed, found = translate({key: value for key, value in stage.items() if key not in STAGE_OWN})
-        sentences, valid = [fault.sentence for fault in found], dict[str, Any]()
-        if strange := [key for key in renamed if key not in STAGE_KEYS]:
+        read = translate({key: value for key, value in stage.items() if key not in STAGE_OWN})
+        sentences, valid = [fault.sentence for fault in read.faults], dict[str, Any]()
+        if strange := [key for key in read.values if key not in STAGE_KEYS]:
             what = f"There is {quote(strange[0], 40)}, which no stage can have of its own; it can have "
             sentences.append(f"{what}{', '.join((*STAGE_OWN, *STAGE_DATA[:1], *STAGE_SETTINGS))}.")
         if "iters" not in own:
             sentences.append("It needs iters, a whole number of steps above 0.")
-        for key, value in (own | renamed).items():
+        for key, value in (own | read.values).items():
             try:
                 valid[key] = validate(key, value) if key in STAGE_KEYS else value
             except UserError as error:

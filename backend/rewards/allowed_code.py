@@ -102,7 +102,7 @@ def read_code(path: Path) -> CodeFile:
 
 def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Path]:
     """Existing files that a run with these raw settings executes, stages included; paths relative to `base`."""
-    settings = translate(settings)[0]  # as the run itself will read them
+    settings = translate(settings).values  # as the run itself will read them
     named = settings.get("reward_functions_file")
     environment = settings.get("environment")
     classes = environment.values() if isinstance(environment, Mapping) else [environment]
@@ -127,7 +127,7 @@ def _reward_calls(settings: Mapping[str, Any]) -> Iterator[RewardCall]:
 
 def judge_servers(settings: Mapping[str, Any]) -> dict[str, ServerSettings]:
     """Other machines that judges of these raw settings ask, by what to call them."""
-    calls = [call for call in _reward_calls(translate(settings)[0]) if call.function == JUDGE and not call.file]
+    calls = [call for call in _reward_calls(translate(settings).values) if call.function == JUDGE and not call.file]
     hosts: dict[str, str] = {}
     for call in calls:
         with suppress(ValueError):  # no URL: validation reports it

@@ -56,9 +56,10 @@ def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *,
     settings of which None means the default. Raises UserError."""
     step = find_checkpoint(parent, which).step
     before = own_config(load(parent.config), read_changes(parent), step)
-    values, problems = translate(changes)
-    if problems:
-        raise UserError(problems)
+    translation = translate(changes)
+    if translation.faults:
+        raise UserError(translation.faults)
+    values = translation.values
     emptied = {key: SETTINGS[key].default for key, value in changes.items() if value is None and key in SETTINGS}
     # The clone's weights are the parent's, whatever the parent started from.
     after = parse(before.model_dump() | OF_THE_PARENT | emptied | values)

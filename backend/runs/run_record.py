@@ -223,7 +223,7 @@ def record_of(values: Mapping[str, Any]) -> RunRecord:
 
 def changed_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a config under our names, without those that have their default. Nothing is validated."""
-    values = {key: as_number(key, value) for key, value in translate(raw)[0].items() if key in SETTINGS}
+    values = {key: as_number(key, value) for key, value in translate(raw).values.items() if key in SETTINGS}
     return {key: value for key, value in values.items() if value is not None and value != SETTINGS[key].default}
 
 

@@ -304,7 +304,7 @@ def with_adapter(raw: Mapping[str, Any], runs_dir: Path | None = None) -> dict[s
         decided = adapter_settings(source)
     except UserError:
         return dict(raw)
-    given = translate(raw)[0]
+    given = translate(raw).values
     if given.get("lora_alpha") is not None:  # with the rank, it is the scale
         decided.pop("scale", None)
     missing = {key: value for key, value in decided.items() if given.get(key) in (None, "")}

@@ -66,7 +66,8 @@ def changed(
     `done`: steps that will have been done when the change begins to hold. `at_resume`: no trainer runs, so `AT_RESUME`
     may change too. Raises UserError with every problem.
     """
-    values, found = translate(asked)
+    translation = translate(asked)
+    values, found = translation.values, translation.faults
     allowed = (*STEERABLE, *AT_RESUME) if at_resume else STEERABLE
     for key in dict.fromkeys([*values, *asked]):
         if key in SETTINGS and key not in allowed:
@@ -75,7 +76,7 @@ def changed(
             if key in AT_RESUME:
                 fixed = f"{label} is fixed while a run trains; stop the run, and resume it with another value."
             found = [*found, ConfigProblem(key, fixed)]
-        elif key not in SETTINGS and not translate({key: 1})[0].keys() & SETTINGS.keys():
+        elif key not in SETTINGS and not translate({key: 1}).values.keys() & SETTINGS.keys():
             found = [*found, *problems({key: 1, "model": "-", "data": "-"})]
     if found:
         raise UserError(found)

@@ -340,7 +340,7 @@ def _check_plan(plan: SweepPlan) -> None:
         raise UserError("seeds", f"The sweep has {len(members):,} runs; at most {MOST_RUNS} can be trained.")
     stages: Any = plan.base.get("stages") if "stages" not in plan.over else None
     entries = stages if isinstance(stages, list) else []
-    staged = {key for stage in entries if isinstance(stage, dict) for key in translate(stage)[0]}
+    staged = {key for stage in entries if isinstance(stage, dict) for key in translate(stage).values}
     replaced = "The stages of the base have a {} of their own; vary the stages instead."
     found = {ConfigProblem(key, replaced.format(SETTINGS[key].label)): None for key in plan.over if key in staged}
     of_base = problems(plan.base)

@@ -109,21 +109,11 @@ NAMES: dict[str, str] = {
 
 def program_of(raw: Mapping[str, Any]) -> OtherProgram | None:
     """The program whose own keys stand in a file; None for a file of ours, or one that mixes several programs."""
-    found = _programs_in(raw)
+    found = {MARKS[word].key: MARKS[word] for word, value in raw.items() if value is not None and word in MARKS}
     return next(iter(found.values())) if len(found) == 1 else None
 
 
-def _programs_in(raw: Mapping[str, Any]) -> dict[str, OtherProgram]:
-    return {MARKS[word].key: MARKS[word] for word, value in raw.items() if value is not None and word in MARKS}
-
-
-def translate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProblem]]:
-    """(`raw` in our keys and values, problems)."""
-    translation = read_words(raw)
-    return translation.values, translation.faults
-
-
-def read_words(raw: Mapping[str, Any]) -> Translation:
+def translate(raw: Mapping[str, Any]) -> Translation:
     """`raw` in our keys and values. Keys with the value None, and keys with a problem, count as absent."""
     program = program_of(raw)
     to = Translator(raw, program.key if program else "")
@@ -156,7 +146,8 @@ def read_words(raw: Mapping[str, Any]) -> Translation:
     # `dataset` is a spelling of files for this program too.
     told = [word for word in fates if word != "dataset" and (word in foreign or word in to.remarks)]
     words = [key for word in told if (key := _report(word, fates[word], to, values, raw)) is not None]
-    return Translation(values, to.faults, program, words, len(_programs_in(raw)) > 1)
+    is_mixed = program is None and any(word in MARKS for word in to.written)
+    return Translation(values, to.faults, program, words, is_mixed)
 
 
 def read_file(raw: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Translation:
@@ -175,12 +166,12 @@ def read_file(raw: Mapping[str, Any], changes: Mapping[str, Any] | None = None) 
         for word, value in raw.items()
         if (own := settings_of(word, program)) not in replaced and (own[0] not in others or others[own[0]] is not None)
     } | lines
-    written, over = read_words(file), read_words(others)
+    written, over = translate(file), translate(others)
     faults = [*written.faults, *over.faults]
     if whose and whose[0] not in ("ours", "theirs"):
         faults.append(ConfigProblem(DEFAULTS, f"{DEFAULTS} must be ours or theirs, not {quote(whose[0], 40)}."))
     elif program is not None and (whose[0] == "theirs" if whose else not _own_words(file, program)):
-        whole = read_words(file | _left_out(file, program, written.values, over.values))
+        whole = translate(file | _left_out(file, program, written.values, over.values))
         faults = list(dict.fromkeys([*whole.faults, *faults]))
         defaults = {key: value for key, value in whole.values.items() if key not in written.values | over.values}
         words = [word for word in whole.words if word.word in file or "; " in word.sentence]  # a default with a remark

@@ -15,7 +15,7 @@ from backend.config.other_programs.into_trl import BY_FILES, INSTEAD, TrlSetting
 from backend.config.other_programs.keys import OtherProgram, Refused, Translated
 from backend.config.other_programs.mlx_lm import MLX_GRPO, MLX_LM_LORA
 from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
-from backend.config.other_programs.translation import PROGRAMS, TranslatedKey, is_ours, read_words
+from backend.config.other_programs.translation import PROGRAMS, TranslatedKey, is_ours, translate
 from backend.config.other_programs.trl import NO_REMOTE_CODE, TRL
 from backend.config.updates import final_rate
 from backend.export.peft_import import OTHER_KINDS as NOT_CARRIED
@@ -52,7 +52,7 @@ def test_a_file_with_every_word_has_no_unknown_key_and_each_word_is_told(name: s
     """The files that name every argument of TRL, every default of mlx-lm-lora and of mlx-lm, its examples, and every
     flag of mlx-grpo."""
     raw = recorded_words(name)
-    translation = read_words(raw)
+    translation = translate(raw)
     assert translation.program is FILES[name]
     assert translation.faults == []
     assert [key for key in translation.values if key not in SETTINGS] == []
@@ -73,15 +73,15 @@ def test_a_refused_word_names_what_is_nearest(program: OtherProgram, word: str) 
     fate = program.words[word]
     assert isinstance(fate, Refused)
     asking = WORTH_ASKING.get(word, "something")
-    faults = read_words({word: False if True in [off for off in fate.off if isinstance(off, bool)] else asking}).faults
+    faults = translate({word: False if True in [off for off in fate.off if isinstance(off, bool)] else asking}).faults
     assert [fault.setting for fault in faults] == [word]
     assert faults[0].sentence.endswith(fate.nearest) and len(faults[0].sentence) <= 200
     for off in (None, *fate.off):
-        assert read_words({word: off}).faults == [], off
+        assert translate({word: off}).faults == [], off
 
 
 def test_a_word_without_effect_says_why_and_leaves_nothing_behind() -> None:
-    translation = read_words({"ddp_timeout": 1800, "use_vllm": True})
+    translation = translate({"ddp_timeout": 1800, "use_vllm": True})
     assert translation.values == {}
     assert translation.words[0] == TranslatedKey("ddp_timeout", "without effect", BY_HOSTS)
 
@@ -96,7 +96,7 @@ def test_a_word_without_effect_says_why_and_leaves_nothing_behind() -> None:
     ],
 )
 def test_what_asks_for_something_else_is_not_called_the_default(raw: dict[str, Any], why: str) -> None:
-    translation = read_words(raw)
+    translation = translate(raw)
     ((word, told),) = zip(raw, translation.words, strict=True)
     assert translation.faults == [] and told.word == word and told.fate == "without effect"
     assert told.sentence.startswith(why)
@@ -149,7 +149,7 @@ def test_a_config_comes_back_from_trl_as_the_same_run(seed: int) -> None:
     settings = into_trl(config)
     assert not settings.words.keys() - DOCUMENTED.keys()
     assert yaml.safe_load(yaml.safe_dump(settings.words)) == settings.words
-    translation = read_words(settings.words)
+    translation = translate(settings.words)
     assert translation.program is TRL and translation.faults == []
     listed = {left.setting for left in settings.left_out} | settings.by_files.keys()
     listed |= set(SCHEDULE) if "lr_schedule" in listed else set()  # another curve, listed as a whole

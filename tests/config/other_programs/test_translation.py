@@ -16,8 +16,8 @@ from backend.config.other_programs.translation import (
     other_names,
     program_of,
     read_file,
-    read_words,
     summary,
+    translate,
 )
 from backend.config.other_programs.trl import REWARDS, TRL
 from backend.config.setting import NEVER
@@ -34,14 +34,14 @@ THEIRS = {"train": True, "batch_size": 2, "iters": 1000, "gradient_accumulation_
 
 def made(**raw: Any) -> dict[str, Any]:
     """What a file becomes, without faults."""
-    translation = read_words(raw)
+    translation = translate(raw)
     assert translation.faults == []
     return translation.values
 
 
 def sentence(**raw: Any) -> str:
     """The sentence of the only fault of a file."""
-    (fault,) = read_words(raw).faults
+    (fault,) = translate(raw).faults
     return fault.sentence
 
 
@@ -64,7 +64,7 @@ def test_completions_become_prompts(size: int, accumulated: int, group: int, bat
 def test_a_batch_of_completions_is_told_in_prompts_and_counted_in_whole_numbers() -> None:
     raw = {BATCH: 4, "gradient_accumulation_steps": 3, "num_generations": 8}
     told = "4 × 3 completions an update are 2 prompts of 8, rounded up to whole groups: 16 completions"
-    translation = read_words(raw)
+    translation = translate(raw)
     assert next(word.sentence for word in translation.words if word.word == BATCH).endswith(told)
     assert f"; {told}; " in summary(translation, "theirs.yaml")
     assert "must be a whole number above 0" in sentence(per_device_train_batch_size=0.5)
@@ -92,7 +92,7 @@ def test_rollouts_that_no_step_of_ours_makes_are_refused() -> None:
     assert "must be a multiple of gradient_accumulation_steps (2)" in says
     assert "say the same" in sentence(**batch, steps_per_generation=2, generation_batch_size=16)
     assert "must be a multiple of per_device_train_batch_size (8)" in sentence(**batch, generation_batch_size=12)
-    faults = read_words(batch | {"generation_batch_size": 12, "think_end_tag": "x"}).faults
+    faults = translate(batch | {"generation_batch_size": 12, "think_end_tag": "x"}).faults
     assert [fault.setting for fault in faults] == ["think_end_tag", "generation_batch_size"], "every fault at once"
 
 
@@ -283,7 +283,7 @@ def test_iterations_of_mlx_lm_lora_are_batches_of_which_every_kth_updates() -> N
     assert config.iters == 100 and config.prompts_per_step == 20
     assert config.iters * config.prompts_per_step == 1000 * 2
     assert (config.steps_per_eval, config.save_every, config.steps_per_report) == (20, 3, 1)
-    told = {word.word: word.sentence for word in read_words(THEIRS | {"iters": 7}).words}
+    told = {word.word: word.sentence for word in translate(THEIRS | {"iters": 7}).words}
     says = "its 7 iterations are 1 update of 10 batches each; the last has 7 there and 10 here"
     assert told["gradient_accumulation_steps"].endswith(says)
 
@@ -332,7 +332,7 @@ def test_adapters_to_start_from_go_out_by_the_file_of_their_arrays(tmp_path: Pat
     ],
 )
 def test_adam_corrects_its_bias_here(raw: dict[str, Any], word: str) -> None:
-    words = read_words(THEIRS | {"model": "a/b"} | raw).words
+    words = translate(THEIRS | {"model": "a/b"} | raw).words
     assert [read.word for read in words if "corrects its bias" in read.sentence] == ([word] if word else [])
 
 
@@ -342,15 +342,15 @@ def test_a_file_belongs_to_the_only_program_whose_own_words_stand_in_it() -> Non
     assert program_of({"train": None, "iters": 5}) is None
     assert program_of({"group_size": 8, "gradient_accumulation_steps": 4, "learning_rate": 1e-5}) is None
     assert program_of({"num_generations": 8, "lora_parameters": {}}) is None
-    assert read_words({"num_generations": 8, "lora_parameters": {}}).is_mixed
-    assert not read_words({"num_generations": 8}).is_mixed
+    assert translate({"num_generations": 8, "lora_parameters": {}}).is_mixed
+    assert not translate({"num_generations": 8}).is_mixed
     assert program_of(dict.fromkeys(SETTINGS, 1)) is None, "no key of ours is a mark"
 
 
 def test_a_translated_file_is_a_file_of_ours() -> None:
     """What is written into a run's folder is read again as it stands."""
-    once = read_words(NEEDED | THEIRS).values
-    assert read_words(once).values == once and read_words(once).words == []
+    once = translate(NEEDED | THEIRS).values
+    assert translate(once).values == once and translate(once).words == []
 
 
 @cases(
@@ -438,15 +438,15 @@ def test_account_names_the_program_and_says_what_became_of_each_word() -> None:
     assert told.word == "optimizer" and "Adam corrects its bias" in told.sentence, "a remark on a default"
     assert lines[1] == "num_generations: read as group_size: 8."
     assert lines[2].startswith("ddp_backend: without effect here: --hosts FILE says")
-    assert account(read_words({"group_size": 8})) == []
-    assert "Words of several programs" in account(read_words({"num_generations": 8, "train": True}))[0]
+    assert account(translate({"group_size": 8})) == []
+    assert "Words of several programs" in account(translate({"num_generations": 8, "train": True}))[0]
 
 
 def test_each_word_is_told_by_what_was_made_of_it() -> None:
     raw = {BATCH: 8, "gradient_accumulation_steps": 4, "num_generations": 8, "group_size": 8}
     raw |= {"model_name_or_path": "owner/Model", "use_adaptive_entropy": True, "bf16": True, "use_cpu": False}
     as_here = ("as here", "already the default here")
-    assert {word.word: (word.fate, word.sentence) for word in read_words(raw).words} == {
+    assert {word.word: (word.fate, word.sentence) for word in translate(raw).words} == {
         BATCH: ("translated", "batch_size: 1; 8 × 4 completions an update are 4 prompts of 8"),
         "gradient_accumulation_steps": ("translated", "gradient_accumulation_steps: 4"),
         "num_generations": as_here,
@@ -459,7 +459,7 @@ def test_each_word_is_told_by_what_was_made_of_it() -> None:
 
 def test_a_word_with_a_fault_is_neither_told_nor_translated() -> None:
     """That of a contradiction said that it asks for what is so here anyway."""
-    translation = read_words({"num_generations": 8, "group_size": 4, "ddp_backend": "nccl", "think_end_tag": "x"})
+    translation = translate({"num_generations": 8, "group_size": 4, "ddp_backend": "nccl", "think_end_tag": "x"})
     assert {fault.setting for fault in translation.faults} == {"group_size", "think_end_tag"}
     assert translation.values == {} and [word.word for word in translation.words] == ["ddp_backend"]
 
@@ -475,13 +475,13 @@ def test_names_are_those_of_one_setting_alone() -> None:
 @cases("value", ["", "odd", -1, [1], {"a": 1}, True, 1e400])
 def test_any_value_of_any_word_is_read_or_refused_in_a_sentence(value: Any) -> None:
     for word in FOREIGN_WORDS:
-        for fault in read_words({word: value}).faults:
+        for fault in translate({word: value}).faults:
             assert fault.sentence.endswith(".") and len(fault.sentence) <= 200, word
 
 
 def test_the_users_example_means_what_it_meant() -> None:
     raw = parse_yaml(Path(__file__).with_name("users_example.yaml").read_text(), "the example", "config")
-    translation = read_words(raw)
+    translation = translate(raw)
     assert translation.program is None and translation.faults == []
     assert translation.values == (
         {"train_mode": "grpo", "model": "mlx-community/Qwen3-0.6B-4bit"}
