@@ -55,7 +55,15 @@ def endpoint(
     from backend.sampling.chat import find_source
 
     source = find_source(name, checkpoint, runs_dir)
-    listening = _listen(host, port)
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(256)  # who asks while the model loads waits
+    except OSError as error:
+        listening.close()
+        setting = "host" if isinstance(error, socket.gaierror) else "port"
+        raise UserError(setting, f"Cannot listen on {host}:{port}: {error.strerror}.") from None
     recorder = Recorder(record, tell_error) if record is not None else None
     maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out
     models = load_models(source, adapters or [], runs_dir, tell_error)
@@ -85,19 +93,6 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_EVERY_S)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((host, port))
-        made.listen(256)  # who asks while the model loads waits
-    except OSError as error:
-        made.close()
-        setting = "host" if isinstance(error, socket.gaierror) else "port"
-        raise UserError(setting, f"Cannot listen on {host}:{port}: {error.strerror}.") from None
-    return made
 
 
 @verb

@@ -85,13 +85,13 @@ def evaluate(
         raise UserError("data", "Give --split or --data, not both.")
     if evaluated.run is None and is_base_only:
         raise UserError("base-only", f"{model} is a model and no run, so there is no base to evaluate alone.")
-    usual = evaluated.config.num_generations_eval or evaluated.config.group_size
+    most = completions or evaluated.config.num_generations_eval or evaluated.config.group_size
     choices = EvaluationChoices(
         split=split,
         data=data,
         decodings=("greedy", "sampled") if is_greedy is None else ("greedy",) if is_greedy else ("sampled",),
-        completions=completions or usual,
-        ks=_ks(ks, 1 if is_greedy else completions or usual),
+        completions=most,
+        ks=_ks(ks, 1 if is_greedy else most),
         limit=limit or -1,
         base_only=is_base_only,
         seed=EVAL_SEED if seed is None else seed,
@@ -153,7 +153,6 @@ def _progress(is_stream: bool) -> Iterator[Report]:
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
-    """Print a summary, a table per decoding, and the passing criteria."""
     console = new_console()
     print_line(console, evaluation.sentence())
     for decoding in evaluation.decodings:

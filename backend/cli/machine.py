@@ -1,7 +1,5 @@
 """The verbs about machines and this program: `where`, `machines`, `bench`, `serve` and `--selftest`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -9,7 +7,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,10 +20,6 @@ from backend.utils.file_lock import is_held
 from backend.utils.files import is_folder, walk
 from backend.utils.hub_cache import hub_cache
 from backend.utils.text import quote
-
-if TYPE_CHECKING:
-    from backend.distributed.machine_check import MachineReport
-
 
 PREFERENCE_FILES = (
     *("prefs.ini*", "draft*.yaml", "draft-*.lock", "trusted.json", "runs-cache.jsonl", "native-crash-*.txt"),
@@ -101,7 +95,7 @@ def _stored_places() -> list[dict[str, Any]]:
         ]
     stored: list[dict[str, Any]] = []
     for key, title, path, remedy in rows:
-        files = [entry.path for entry in walk(path) if not entry.is_dir(follow_symlinks=False)]
+        files = (entry.path for entry in walk(path) if not entry.is_dir(follow_symlinks=False))
         sizes: list[int] = []
         for file in _preference_files() if key == "settings" else files:
             with suppress(OSError):  # deleted in the meantime
@@ -139,6 +133,7 @@ def machines(
 
     Exits with 2 if a run could not start. Leaves no process running. Runs that name the file may use it afterwards.
     """
+    from backend.cli.display import new_console, new_table, print_line
     from backend.distributed.hosts_file import WANTED, allow_hosts, read_hosts
     from backend.distributed.machine_check import check_machines
 
@@ -160,38 +155,26 @@ def machines(
     if as_json:
         tell_json(asdict(report))
     else:
-        _print(report, bool(model))
+        columns = COLUMNS if model else COLUMNS[:-1]
+        table = new_table(*columns, right=slice(3, 7), pad_edge=False)
+        for machine in report.machines:
+            cells = [str(machine.rank), machine.label, "not reached"]
+            if (facts := machine.facts) is not None:
+                memory = map(format_bytes, [facts.memory, facts.memory_free, facts.memory_usable])
+                disk = "–" if facts.disk_free is None else gigabytes(facts.disk_free)
+                cells[1:] = [facts.machine or machine.label, facts.chip, *memory, disk]
+                cells += [facts.system, facts.python, facts.mlx, facts.mlx_lm, facts.grpo_studio]
+                cells += [f"yes ({gigabytes(facts.model_bytes)})" if facts.model else "no"]
+            table.add_row(*cells[: len(columns)])
+        # Wide enough for every column in a file.
+        console = new_console() if sys.stdout.isatty() else new_console(width=200)
+        console.print(table, highlight=False)
+        for finding in report.findings:
+            print_line(console, f"{LEVEL_WORDS[finding.level]}: {finding.sentence}")
+        if not report.findings:
+            console.print("Nothing is wrong with these machines.")
     if report.refusals:
         raise typer.Exit(USER_ERROR)
-
-
-def _print(report: MachineReport, with_model: bool) -> None:
-    from backend.cli.display import new_console, new_table, print_line
-
-    # Wide enough for every column in a file.
-    console = new_console() if sys.stdout.isatty() else new_console(width=200)
-    columns = COLUMNS if with_model else COLUMNS[:-1]
-    table = new_table(*columns, right=slice(3, 7), pad_edge=False)
-    for machine in report.machines:
-        facts = machine.facts
-        if facts is None:
-            table.add_row(str(machine.rank), machine.label, "not reached")
-            continue
-        cells = [
-            str(machine.rank),
-            facts.machine or machine.label,
-            facts.chip,
-            *map(format_bytes, [facts.memory, facts.memory_free, facts.memory_usable]),
-            "–" if facts.disk_free is None else gigabytes(facts.disk_free),
-            *(facts.system, facts.python, facts.mlx, facts.mlx_lm, facts.grpo_studio),
-            f"yes ({gigabytes(facts.model_bytes)})" if facts.model else "no",
-        ]
-        table.add_row(*cells[: len(columns)])
-    console.print(table, highlight=False)
-    for finding in report.findings:
-        print_line(console, f"{LEVEL_WORDS[finding.level]}: {finding.sentence}")
-    if not report.findings:
-        console.print("Nothing is wrong with these machines.")
 
 
 bench = typer.Typer(help="Measure speed and memory on this machine.", no_args_is_help=True)
@@ -235,9 +218,8 @@ def bench_device(
     for table in report.tables(file):
         table.show()
     tell(f"{report.provenance(file)}\n\nWritten: {bench.path}.")
-    tell(
-        "Please attach it to an issue of the project: it holds the chip, versions and these numbers, nothing of yours."
-    )
+    holds = "it holds the chip, versions and these numbers, nothing of yours"
+    tell(f"Please attach it to an issue of the project: {holds}.")
     raise typer.Exit(code)
 
 
@@ -270,9 +252,6 @@ def self_test(is_requested: bool, report_file: Path | None, subcommand: str | No
             results.append(result)
     tell(summary(results))
     if report_file is not None:
-        text = write_report(results, report_file)
-        tell(
-            f"Written: {report_file}, and as text {text}. Neither names you or your files; "
-            "send them with your question."
-        )
+        written = f"Written: {report_file}, and as text {write_report(results, report_file)}."
+        tell(f"{written} Neither names you or your files; send them with your question.")
     return BUG if any(result.state == "failed" for result in results) else FINISHED

@@ -146,9 +146,9 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
             value = "–" if each.value is None else f"{each.value:.4g}"
             sd = "–" if each.sd is None else f"{each.sd:.2g}"
             state = MEMBER_STATES.get(each.state, each.state)
-            cells = [value, sd, str(len(each.runs)), str(each.step), f"{each.completions:,}", state]
-            style = "bold" if results.winner is each else None
-            table.add_row(str(each.number), *(text_of(each.settings[key]) for key in varied), *cells, style=style)
+            cells = [str(each.number), *(text_of(each.settings[key]) for key in varied), value, sd]
+            cells += [str(len(each.runs)), str(each.step), f"{each.completions:,}", state]
+            table.add_row(*cells, style="bold" if results.winner is each else None)
         new_console().print(table)
     tell(ending.sentence, file=sys.stderr if ending.exit_code or as_json else sys.stdout)
     if ending.exit_code:

@@ -1,10 +1,8 @@
-"""A new run from a checkpoint of another, with some settings changed.
+"""A new run from a checkpoint of another, with some settings changed: a stopped run, which `resume` continues.
 
 *Warm*: the clone continues with the parent's weights, optimizer, place in the data, event log and completions; without
-changes bit for bit as the parent would have. *Cold*: it starts at step 0 from the parent's weights.
-
-The folder appears complete or not at all. A clone is a stopped run, which `resume` continues. Its config.yaml has the
-changes of settings that the parent had by that step.
+changes bit for bit as the parent would have. *Cold*: it starts at step 0 from the parent's weights. Its config.yaml has
+the changes of settings that the parent had by that step.
 """
 
 import os

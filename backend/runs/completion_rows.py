@@ -282,10 +282,8 @@ SUFFIXES = {".jsonl": "JSON lines", ".md": "Markdown"}
 
 
 def export_completions(source: Path, places: Sequence[Place], target: Path) -> Generator[int, None, None]:
-    """Write completions of `source` to `target`, a file of SUFFIXES, and yield the number written so far.
-
-    The file is renamed into place at the end; closing the iterator before leaves nothing. Raises UserError.
-    """
+    """Write completions of `source` to `target`, a file of SUFFIXES, and yield the number written so far. The file gets
+    its name at the end; closing the iterator before leaves nothing. Raises UserError."""
     if target.suffix not in SUFFIXES:
         raise UserError("export", f"{target.name} must end in .jsonl or .md.")
     written, partial = 0, target.with_name(f".{target.name}.part")

@@ -194,11 +194,8 @@ class EventLog(JsonLines):
 
 
 class Follower:
-    """Reads a growing file of JSON lines incrementally. Never raises for anything a writer may do.
-
-    After a read, `restarted` says that the file was truncated or replaced, so that everything read before is void. To
-    notice it, each read compares the last line read before.
-    """
+    """Reads a growing file of JSON lines incrementally. Never raises for anything a writer may do. `restarted`: it was
+    truncated or replaced, so that everything read before is void; each read compares the last line before it."""
 
     def __init__(self, path: Path, *, limit: int = 4 << 20) -> None:
         """`limit`: bytes per read, except for a longer line."""

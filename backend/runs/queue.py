@@ -1,9 +1,7 @@
-"""The queue: runs that wait their turn, in the order of queue.json in the folder of runs, and the process that trains
-them, `queue run`.
+"""The queue: runs that wait their turn, in queue.json in the folder of runs, and the process that trains them.
 
 An entry is the name of a run that has never begun, or of one to be resumed. It waits as long as its event log is as it
-was when it joined, so nothing has to be undone when a process dies. A runner that is killed leaves a training that
-continues and a queue in which nothing is missing.
+was when it joined, so nothing has to be undone when a process dies.
 """
 
 from __future__ import annotations

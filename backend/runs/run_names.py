@@ -1,9 +1,5 @@
-"""Names of runs as the window shows them: from the data and the settings that tell a run from others.
-
-A name that the user gave wins: a title, or a folder's name that is not the default one. A run that the window makes
-keeps its name as `label` in about.json. For any other run it follows from its sweep, from its parent, or from the
-settings that differ from the defaults.
-"""
+"""Names of runs as the window shows them: the user's title or folder, the `label` that the window has written to
+about.json, else a name by the run's sweep, its parent, or the settings that differ from the defaults."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -115,33 +115,28 @@ class Sweep:
             self.results.began, self.results.rank_by = self.results.began or time.time(), self.plan.rank_by
             self.commands = SweepCommands(self.folder)
             self.members = {member.run: MemberRun(self, member) for member in self.plan.members()}
-            ending = self._run()
+            self.commands.listen()
+            self.results.state, self.results.sentence = "running", ""
+            groups = self.plan.groups()
+            counts = [len(group) for group in groups if len(group) > 1]
+            self.results.notes = [f"{count} runs share one base model in memory." for count in counts]
+            alone = sum(self.members[group[0].run].config.train_type == "full" for group in groups)
+            if alone > 1:
+                full = f"{alone} runs fine-tune every weight, so they share no base and are loaded one after the other."
+                self.results.notes.append(full)
+            self.report()
+            ending = ending_of(self._train)
             if ending.kind == RESTART:
                 hand_on_lock(os.dup(lock))
+                return ending
+            if ending.kind != "finished":
+                self._stop_all(f"its sweep ended: {ending.sentence}")
+            self.results.state = ending.kind  # pyright: ignore[reportAttributeAccessIssue]
+            self.results.sentence = ending.sentence
+            self.report()
             return ending
         finally:
             os.close(lock)
-
-    def _run(self) -> Ending:
-        self.commands.listen()
-        self.results.state, self.results.sentence = "running", ""
-        groups = self.plan.groups()
-        counts = [len(group) for group in groups if len(group) > 1]
-        self.results.notes = [f"{count} runs share one base model in memory." for count in counts]
-        alone = sum(self.members[group[0].run].config.train_type == "full" for group in groups)
-        if alone > 1:
-            full = f"{alone} runs fine-tune every weight, so they share no base and are loaded one after the other."
-            self.results.notes.append(full)
-        self.report()
-        ending = ending_of(self._train)
-        if ending.kind == RESTART:
-            return ending
-        if ending.kind != "finished":
-            self._stop_all(f"its sweep ended: {ending.sentence}")
-        self.results.state = ending.kind  # pyright: ignore[reportAttributeAccessIssue]
-        self.results.sentence = ending.sentence
-        self.report()
-        return ending
 
     def _train(self) -> Ending:
         try:

@@ -61,11 +61,9 @@ def _shown(value: Any) -> str:
 def changed(
     config: Config, asked: Mapping[str, Any], done: int = 0, *, at_resume: bool = False
 ) -> dict[str, tuple[Any, Any]]:
-    """The changes that the raw settings `asked` make in `config`: key → (old, new). None means the default.
-
-    `done`: steps that will have been done when the change begins to hold. `at_resume`: no trainer runs, so `AT_RESUME`
-    may change too. Raises UserError with every problem.
-    """
+    """The changes that the raw settings `asked` make in `config`: key → (old, new). None means the default. `done`:
+    steps that will have been done when the change begins to hold. `at_resume`: no trainer runs, so `AT_RESUME` may
+    change too. Raises UserError with every problem."""
     translation = translate(asked)
     values, found = translation.values, translation.faults
     allowed = (*STEERABLE, *AT_RESUME) if at_resume else STEERABLE

@@ -193,7 +193,6 @@ class SweepResults:
         return next(run for each in self.configurations for run in each.runs if run.run == name)
 
     def best_run(self, each: ConfigurationResult | None) -> MemberResult | None:
-        """The run of a configuration with the best value."""
         sign, runs = sign_of(self.metric), each.runs if each is not None else ()
         return max(runs, key=lambda run: (run.value is not None, sign * (run.value or 0.0)), default=None)
 
