@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from backend.runs.steering import run_config
 from backend.trainer.control import StopPending, do_nothing, handlers_restored, look_for_stop_word
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.command import backend_command, backend_environment
-from backend.utils.disk import DiskError, replace_file
+from backend.utils.disk import replace_file
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError, log_traceback
 from backend.utils.files import user_path
@@ -91,12 +91,7 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None, origin
 def write_new_run(settings: Config, runs_dir: Path | None, origin: str = "") -> RunFolder:
     folder_name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
     folder = make_run_folder(folder_name, runs_dir, reuse=bool(settings.run_name))
-    try:
-        replace_file(folder.config, dump(settings, origin))
-    except DiskError:
-        with suppress(OSError):  # a folder that held something before stays
-            folder.path.rmdir()
-        raise
+    replace_file(folder.config, dump(settings, origin))
     return folder
 
 

@@ -56,17 +56,12 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def printed_commands() -> list[str]:
     """What follows `python -m backend` anywhere, and the README's list of verbs, each once and in order."""
-    readme = PAGES[0].read_text(encoding="utf-8").split("## In the terminal", 1)[1]
-    lines = [line for line in blocks_of_verbs(readme) if line.strip()]
+    verbs = PAGES[0].read_text(encoding="utf-8").split("## In the terminal", 1)[1].split("```", 2)[1]
+    lines = [line for line in verbs.splitlines() if line.strip()]
     for page in PAGES:
-        for text in re.findall(r"python -m backend ([^`\n]+)", page.read_text(encoding="utf-8")):
-            lines.append(text)
+        lines += re.findall(r"python -m backend ([^`\n]+)", page.read_text(encoding="utf-8"))
     commands = [re.split(r"  +|#", line)[0].strip() for line in lines]
     return list(dict.fromkeys(command for command in commands if not command.startswith(("VERB", "(`"))))
-
-
-def blocks_of_verbs(text: str) -> list[str]:
-    return text.split("```", 2)[1].splitlines()
 
 
 class Home:

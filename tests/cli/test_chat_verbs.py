@@ -69,10 +69,8 @@ def test_a_conversation_with_every_command(run: Path):
     assert result.exit_code == 0
     # Both answer at first; then the base alone; then both again, to the row and to the last prompt.
     assert result.stdout.splitlines().count("base") >= 3 and result.stdout.count("tuned\n") == 3
-    assert (
-        "base and tuned loaded" in result.stderr
-        and "row 4 of 8 of rows.jsonl, answer 6: What is 3 plus 3?" in result.stderr
-    )
+    assert "base and tuned loaded" in result.stderr
+    assert "row 4 of 8 of rows.jsonl, answer 6: What is 3 plus 3?" in result.stderr
     assert all(command in result.stderr for command in COMMANDS)
 
 

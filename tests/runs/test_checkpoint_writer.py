@@ -29,10 +29,8 @@ PATIENCE_S = 20
 
 
 @pytest.fixture
-def made_run(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    return folder
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
 
 
 def writer_of(run: RunFolder) -> CheckpointWriter:
@@ -57,9 +55,9 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]
     return go, threads
 
 
-def test_later_updates_do_not_reach_a_checkpoint(made_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_updates_do_not_reach_a_checkpoint(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     go, threads = slowed(monkeypatch)
-    checkpoint_writer = writer_of(made_run)
+    checkpoint_writer = writer_of(run)
     assert not checkpoint_writer.is_done
     weights = {"layer.lora_a": mx.arange(6.0).reshape(2, 3).T, "layer.lora_b": mx.ones((2, 2)) * 3}
     held = dict(weights)
@@ -71,14 +69,14 @@ def test_later_updates_do_not_reach_a_checkpoint(made_run: RunFolder, monkeypatc
         assert not checkpoint_writer.is_done or go.is_set()
         go.set()
         checkpoint_writer.wait()
-        assert checkpoint_writer.saved_step == step and (made_run.checkpoints / f"00000{step}").is_dir()
+        assert checkpoint_writer.saved_step == step and (run.checkpoints / f"00000{step}").is_dir()
     checkpoint_writer.close()
-    assert kinds_and_steps(made_run) == [("checkpoint", 1), ("checkpoint", 2)]
-    first, second = checkpoint.all_checkpoints(made_run)
+    assert kinds_and_steps(run) == [("checkpoint", 1), ("checkpoint", 2)]
+    first, second = checkpoint.all_checkpoints(run)
     for name, x in held.items():
         assert mx.array_equal(arrays_of(first, "weights")[name], x)
         assert mx.array_equal(arrays_of(second, "weights")[name], x + 1)
-        assert mx.array_equal(mx.load(str(made_run.adapters / "adapters.safetensors"))[name], x + 1)
+        assert mx.array_equal(mx.load(str(run.adapters / "adapters.safetensors"))[name], x + 1)
     assert len(set(threads)) == 1 and threads[0] != threading.get_ident()
 
 
@@ -112,16 +110,14 @@ def test_a_snapshot_with_an_array_that_is_not_finite_is_refused(which: int) -> N
         snapshot_from(*arrays)
 
 
-def test_a_failed_write_is_raised_and_the_next_may_succeed(
-    made_run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint_writer = writer_of(made_run)
+def test_a_failed_write_is_raised_and_the_next_may_succeed(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint_writer = writer_of(run)
     with monkeypatch.context() as patch:
         patch.setattr(disk, "sync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         checkpoint_writer.begin(lambda: snapshot_of(1, {"x": mx.ones(2)}))
         with pytest.raises(UserError, match=r"disk: .*/000001 cannot be written: the disk is full\."):
             checkpoint_writer.wait()
-    assert checkpoint_writer.saved_step is None and not list(made_run.checkpoints.iterdir())
+    assert checkpoint_writer.saved_step is None and not list(run.checkpoints.iterdir())
     checkpoint_writer.begin(lambda: snapshot_of(1, {"x": mx.ones(2)}))
     checkpoint_writer.wait()
     assert checkpoint_writer.saved_step == 1
@@ -225,11 +221,6 @@ def test_saving_holds_no_second_copy_of_the_model_in_full_fine_tuning(tmp_path: 
 
 WEIGHTS = {"layers.0.lora_a": mx.array([[1.0, -0.0]]), "layers.0.lora_b": mx.array([3.0])}
 MOMENTS = {"step": mx.array(7, mx.uint64), "layers.0.lora_a.m": mx.array([[0.5, 0.25]])}
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    return RunFolder(tmp_path)
 
 
 def save(run: RunFolder, step: int, keep: int = 3) -> Path:

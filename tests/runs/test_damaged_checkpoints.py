@@ -70,19 +70,17 @@ def with_state(**changes: Any) -> Callable[[RunFolder], None]:
     return change
 
 
-def without_an_array(run: RunFolder) -> None:
-    arrays = mx.load(str(last(run) / "adapters.safetensors"))
-    assert isinstance(arrays, dict)
-    arrays.pop(sorted(arrays)[0])
-    mx.save_safetensors(str(last(run) / "adapters.safetensors"), arrays, metadata={"format": "mlx"})
+def rewritten(name: str, change: Callable[[dict[str, mx.array]], Any]) -> Callable[[RunFolder], None]:
+    def rewrite(run: RunFolder) -> None:
+        arrays: Any = mx.load(str(last(run) / name))
+        change(arrays)
+        mx.save_safetensors(str(last(run) / name), arrays, metadata={"format": "mlx"})
+
+    return rewrite
 
 
-def of_another_shape(run: RunFolder) -> None:
-    arrays = mx.load(str(last(run) / "optimizer.safetensors"))
-    assert isinstance(arrays, dict)
-    name = next(name for name in sorted(arrays) if arrays[name].ndim == 2)
-    changed = arrays | {name: mx.zeros((1, 1))}
-    mx.save_safetensors(str(last(run) / "optimizer.safetensors"), changed, metadata={"format": "mlx"})
+def reshape(arrays: dict[str, mx.array]) -> None:
+    arrays[next(name for name in sorted(arrays) if arrays[name].ndim == 2)] = mx.zeros((1, 1))
 
 
 MISSING, CHANGED = "is missing or not valid", "is not as it was written"
@@ -135,8 +133,8 @@ def test_a_run_that_was_killed_before_its_first_save_begins_again(tmp_path: Path
     ("damage", "has_sums"),
     [
         (lambda run: flip(last(run) / "adapters.safetensors"), True),
-        (without_an_array, False),
-        (of_another_shape, False),
+        (rewritten("adapters.safetensors", lambda arrays: arrays.pop(min(arrays))), False),
+        (rewritten("optimizer.safetensors", reshape), False),
         (lambda run: cut(last(run) / "optimizer.safetensors"), False),
     ],
     ids=["bit", "missing array", "other shape", "cut"],

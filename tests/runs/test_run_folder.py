@@ -135,17 +135,9 @@ def test_a_run_is_found_by_path_and_by_name(made_run: RunFolder, monkeypatch: py
     monkeypatch.chdir(runs.parent)
     for name, folder in (("mine", None), ("runs/mine", None), (made_run.path, None), ("mine", runs)):
         assert find_run(name, folder) == made_run
-    with pytest.raises(
-        UserError,
-        match=re.escape(f"There is no run yours: neither a run folder at that path nor one in {quote(runs, 80)}."),
-    ):
+    where = f"neither a run folder at that path nor one in {quote(runs, 80)}."
+    with pytest.raises(UserError, match=re.escape(f"There is no run yours: {where}")):
         find_run("yours")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    (tmp_path / "run").mkdir()
-    return RunFolder(tmp_path / "run")
 
 
 def tried(run: RunFolder, **variables: str) -> str:
@@ -156,7 +148,8 @@ def tried(run: RunFolder, **variables: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_only_what_the_launcher_has_started_trains_the_run_between_two_starts(run: RunFolder) -> None:
+def test_only_what_the_launcher_has_started_trains_the_run_between_two_starts(made_run: RunFolder) -> None:
+    run = made_run
     with held_for_launch(run):
         assert run.is_locked()
         os.close(hold_lock(run))  # its own, as for the event log's last line
