@@ -90,10 +90,14 @@ class LeftOut:
 
     @property
     def line(self) -> str:
-        shown = f"{self.value:g}" if isinstance(self.value, float) else quote(self.value, 60)
+        return f"{self.setting}: {self.shown} – {self.instead}"
+
+    @property
+    def shown(self) -> str:
+        """Its value; the export dialog shows it too."""
         if self.value is None or isinstance(self.value, bool):
-            shown = "empty" if self.value is None else str(self.value).lower()
-        return f"{self.setting}: {shown} – {self.instead}"
+            return "empty" if self.value is None else str(self.value).lower()
+        return f"{self.value:g}" if isinstance(self.value, float) else quote(self.value, 60)
 
 
 @dataclass(slots=True)
