@@ -29,7 +29,7 @@ from app.state.session import FORM
 from app.widgets.basic.dialogs import SAVING, TextDialog, ask, open_file, open_folder, save_file
 from app.widgets.basic.icons import icon
 from app.widgets.basic.labels import key_name, place_about
-from app.widgets.form.field import field_of
+from app.widgets.form.fields import field_of
 from app.widgets.hub_dialogs import JobDialog
 from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PresetPanel, ProblemDialog
 from backend.config.config import Config, dump

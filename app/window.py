@@ -35,9 +35,9 @@ from app.widgets.basic.labels import label
 from app.widgets.basic.layout import TabArea, column, configure, holder, on_screen, row, set_style_property
 from app.widgets.consent_dialog import consent_dialog, hosts_dialog, servers_dialog
 from app.widgets.export_panel import ExportPanel
-from app.widgets.form.field import UndoKeys
+from app.widgets.form.fields import UndoKeys
 from app.widgets.menu_dialogs import NAME, PreferencesDialog
-from app.widgets.run_switcher import Switcher
+from app.widgets.run_header import Switcher
 from app.widgets.window_frame import DropOverlay, Sidebar, StatusStrip
 from backend.config import config
 from backend.runs.run_folder import RunFolder

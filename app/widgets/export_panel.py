@@ -17,7 +17,7 @@ from app.widgets.basic.labels import button, from_home, label, plain_tip, show_t
 from app.widgets.basic.layout import clear_layout, column, configure, connect, grid, row, set_tab_order, show_all
 from app.widgets.basic.number_format import figure
 from app.widgets.hub_dialogs import UploadDialog, VerbDialog
-from app.widgets.run_switcher import Switcher, run_choices
+from app.widgets.run_header import Switcher, run_choices
 from backend.config.config import SETTINGS
 from backend.config.other_programs.into_trl import into_trl
 from backend.export import exports

@@ -23,7 +23,7 @@ from app.widgets.basic.dialogs import QuestionBox, TextDialog
 from app.widgets.consent_dialog import consent_dialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PreferencesDialog, PresetPanel, ProblemDialog
-from app.widgets.run_switcher import SwitcherMenu
+from app.widgets.run_header import SwitcherMenu
 from app.window import FORM_PAGES, Window
 from backend.rewards.allowed_code import CodeToAllow, read_code
 from tests.support import made_up_runs

@@ -17,7 +17,7 @@ from app.state.prefs import Prefs
 from app.state.session import Session
 from app.widgets.basic.labels import place_about
 from app.widgets.charts.plot import Plot
-from app.widgets.form.field import Field
+from app.widgets.form.fields import Field
 from app.window import Window
 from backend.config.config import SETTINGS, parse
 from backend.trainer.health.rules import RULES

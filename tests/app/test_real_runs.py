@@ -39,7 +39,7 @@ from app.state.session import Session
 from app.theme import CELL_PADDING
 from app.widgets.basic.number_format import DASH, duration, figure
 from app.widgets.export_panel import ExportPanel
-from app.widgets.run_switcher import Switcher, SwitcherMenu
+from app.widgets.run_header import Switcher, SwitcherMenu
 from app.window import Window
 from backend.runs.completion_rows import prompt_key
 from backend.runs.run_folder import RunFolder

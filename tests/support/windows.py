@@ -30,7 +30,7 @@ from shiboken6 import isValid
 from app.state.processes import ProcessOutcome
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, ElidedLink
-from app.widgets.run_switcher import Switcher
+from app.widgets.run_header import Switcher
 from app.window import Window
 from backend.serve.questions import QUESTIONS, QuestionCall, handler
 from backend.utils.errors import ConfigProblem, UserError

@@ -31,7 +31,7 @@ from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_
 from app.widgets.basic.layout import column, configure, connect, grid, holder, row, set_shown, set_style_property, stack
 from app.widgets.basic.number_format import figure
 from app.widgets.form.value_text import number_text
-from app.widgets.run_switcher import Choice, Switcher, run_choices
+from app.widgets.run_header import Choice, Switcher, run_choices
 from backend.runs.run_folder import RunFolder
 from backend.utils.files import is_file
 

@@ -44,7 +44,7 @@ from app.widgets.basic.layout import column, configure, connect, holder, row, se
 from app.widgets.basic.number_format import counted, finite
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import CompletionLine, CompletionModel, CompletionTable, lines_of_row
-from app.widgets.run_switcher import Switcher
+from app.widgets.run_header import Switcher
 from backend.runs.completion_rows import (
     SUFFIXES,
     conversation_text,

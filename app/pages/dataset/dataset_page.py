@@ -33,8 +33,7 @@ from app.widgets.basic.layout import (
 )
 from app.widgets.basic.number_format import DASH, counted, file_size
 from app.widgets.basic.tables import LEFT, RIGHT
-from app.widgets.form.field import Field
-from app.widgets.form.fields import PathField
+from app.widgets.form.fields import Field, PathField
 from backend.config.config import SETTINGS
 from backend.config.setting import step_parts
 from backend.utils.errors import UserError

@@ -27,8 +27,7 @@ from app.widgets.basic.number_format import DASH, MINUS, duration, figure, momen
 from app.widgets.basic.tables import BaseTable, CellDelegate, Column, Index, RowsModel
 from app.widgets.completion_detail import TITLES, SideBySide
 from app.widgets.completion_table import advantage_colour, one_line, reward_dot
-from app.widgets.run_header import BeforeAfter, ResultCard
-from app.widgets.run_switcher import Switcher
+from app.widgets.run_header import BeforeAfter, ResultCard, Switcher
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_names import name_of
 from backend.runs.steering import run_config

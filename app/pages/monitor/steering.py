@@ -13,8 +13,7 @@ from app.state.run_files import STEERED_STATES
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import TabArea, clear_layout, column, configure, grid, holder, on_screen, row, set_shown
-from app.widgets.form.field import Field
-from app.widgets.form.fields import make_field
+from app.widgets.form.fields import Field, make_field
 from backend.config.config import SETTINGS, Config
 from backend.runs.run_names import name_of
 from backend.runs.steering import Change, changed

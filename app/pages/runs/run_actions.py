@@ -19,8 +19,7 @@ from app.widgets.basic.dialogs import Dialog
 from app.widgets.basic.labels import button, label, show_text
 from app.widgets.basic.layout import TabArea, column, configure, grid, holder, row
 from app.widgets.basic.number_format import counted, file_size
-from app.widgets.form.field import Field
-from app.widgets.form.fields import make_field
+from app.widgets.form.fields import Field, make_field
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.hub_dialogs import VerbDialog
 from backend.config.config import SETTINGS, TEXTS, problems

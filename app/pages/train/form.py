@@ -27,8 +27,7 @@ from app.widgets.basic.layout import (
     set_shown,
     set_tab_order,
 )
-from app.widgets.form.field import Field, field_of
-from app.widgets.form.fields import make_field
+from app.widgets.form.fields import Field, field_of, make_field
 from app.widgets.form.tools_field import ToolsField
 from app.widgets.form.value_text import value_label
 from backend.config.checks import default_score

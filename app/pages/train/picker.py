@@ -25,8 +25,7 @@ from app.widgets.basic.labels import button, from_home, label, plain_tip, progre
 from app.widgets.basic.layout import column, configure, holder, on_screen, row, set_style_property, stack
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
-from app.widgets.form.field import Field
-from app.widgets.form.fields import FILE_PATTERNS, PathField
+from app.widgets.form.fields import FILE_PATTERNS, Field, PathField
 from backend.config import config, first_choices
 from backend.models.suggested_models import SUGGESTED_MODELS, suggested
 from backend.utils import places

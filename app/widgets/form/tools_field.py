@@ -14,7 +14,7 @@ from app.widgets.basic.controls import LinkButton, ProseEdit
 from app.widgets.basic.labels import button, label, show_text
 from app.widgets.basic.layout import column, holder, row, set_shown, set_style_property
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
-from app.widgets.form.field import Field
+from app.widgets.form.fields import Field
 from app.widgets.reward_delegates import TickDelegate
 from backend.tools.catalogue import ListedTool
 
