@@ -198,7 +198,7 @@ def test_splits_are_those_of_the_folder(qtbot, page: DatasetPage, tmp_path: Path
     assert menu_texts(test) == ["Default", "exam", "train", "validation"]
     assert menu_texts(page.which) == ["Train · 9", "Valid · 2", "Test · 4"]
     choose(page.which, "Test · 4")
-    assert page.model.rowCount() == 4 and page.counts.figure("rows") == "4"
+    assert page.model.rowCount() == 4 and page.counts.numbers["rows"].text() == "4"
 
 
 def test_broken_file(qtbot, page: DatasetPage, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class AnswerView(QFrame):
         self._shown: tuple[ChatAnswer, bool] = (ChatAnswer(), False)
         self._folds: bool | None = None
         self._is_folded = False
-        self.fold = LinkButton("", on_click=self._turn_fold)
+        self.fold = LinkButton("", on_click=lambda: self._show_again(not self._is_folded))
         self.calls = GrowingText(f"{TITLES[side]}, calls of answer {number}")
         self.text = GrowingText(f"{TITLES[side]}, answer {number}")
         TagHighlighter(self.text)
@@ -124,7 +124,7 @@ class AnswerView(QFrame):
         parts = (title, self.calls, self.text, self.scores, self.problem, None, foot)
         column(*parts, into=self, spacing=6, margins=(12, theme.SPACE, 12, theme.SPACE))
         self.show_answer(*self._shown)
-        theme.signals.changed.connect(self._recolour)
+        theme.signals.changed.connect(self._show_again)
 
     def show_answer(self, answer: ChatAnswer, can_keep: bool) -> None:
         self._shown = (answer, can_keep)
@@ -145,11 +145,8 @@ class AnswerView(QFrame):
         for part, is_shown in ((self.calls, with_calls), (self.fold, is_long), *texts, (self.keep, can_keep)):
             set_shown(part, bool(is_shown))
 
-    def _turn_fold(self) -> None:
-        self._folds = not self._is_folded
-        self.show_answer(*self._shown)
-
-    def _recolour(self) -> None:
+    def _show_again(self, folds: bool | None = None) -> None:
+        self._folds = self._folds if folds is None else folds
         self.show_answer(*self._shown)
 
 
@@ -190,7 +187,9 @@ class Transcript(QScrollArea):
         turns = column(self._turns, None, margins=(0, 0, theme.SPACE, 0))
         self.setWidget(holder(turns, objectName="page"))
         self._follows = True
-        configure(self.verticalScrollBar(), rangeChanged=self._follow, actionTriggered=self._note_place)
+        bar = self.verticalScrollBar()
+        bar.rangeChanged.connect(lambda: self._follows and bar.setValue(bar.maximum()))
+        bar.actionTriggered.connect(self._note_place)
 
     def clear(self) -> None:
         clear_layout(self._turns)
@@ -214,10 +213,6 @@ class Transcript(QScrollArea):
         self.answers.append(views)
         self._follows = True
 
-    def _follow(self) -> None:
-        if self._follows:
-            self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
-
     def _note_place(self) -> None:
         bar = self.verticalScrollBar()
         self._follows = bar.sliderPosition() >= bar.maximum() - theme.scaled(24)
@@ -240,18 +235,12 @@ class PromptPictures(QWidget):
     def fill(self, paths: Sequence[str]) -> None:
         self.paths = list(paths)
         clear_layout(self._places)
-
-        def show(place: int) -> None:
-            PictureDialog(self.paths, place, self.window()).show()
-
-        def remove_at(place: int) -> None:
-            self.fill([path for i, path in enumerate(self.paths) if i != place])
-
         for place, path in enumerate(paths):
             picture = PictureButton(path, f"Picture {place + 1} of {len(paths)}", SIDE)
-            picture.clicked.connect(partial(show, place))
+            picture.clicked.connect(lambda _, place=place: PictureDialog(self.paths, place, self.window()).show())
             parts: list[tuple[QAbstractButton, int, Qt.AlignmentFlag]] = [(picture, 0, Qt.AlignmentFlag.AlignTop)]
             if self._can_remove:
-                remove = IconButton("close", tip=f"Remove {Path(path).name}", clicked=partial(remove_at, place))
+                others = [*self.paths[:place], *self.paths[place + 1 :]]
+                remove = IconButton("close", tip=f"Remove {Path(path).name}", clicked=partial(self.fill, others))
                 parts.append((remove, 0, Qt.AlignmentFlag.AlignTop))
             self._places.addWidget(holder(row(*parts, spacing=0, margins=(0, 0, 0, 6))))

@@ -276,7 +276,7 @@ class ChatPage(QWidget):
     def _can_send(self) -> bool:
         can_ask = self._choice is not None and not self._choice.problem and self._live is None
         is_free = self.chat.state != "answering" and not self._sends_when_loaded
-        return can_ask and is_free and self.panel.is_valid and bool(self.prompt.toPlainText().strip())
+        return can_ask and is_free and not self.panel.problem.text() and bool(self.prompt.toPlainText().strip())
 
     def enabled_actions(self) -> dict[str, bool]:
         chat = self.chat
@@ -529,10 +529,6 @@ class SamplingPanel(QFrame):
         self.free_output.setChecked(bool(values.get("free_output")))
         set_shown(self.free_output, values.get("free_output") is not None)
         self.system.setPlainText(system)
-
-    @property
-    def is_valid(self) -> bool:
-        return not self.problem.text()
 
     def values(self) -> dict[str, Any]:
         numbers = {entry.key: entry.number(self.fields[entry.key].text()) for entry in FIELDS}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -109,12 +110,8 @@ class DatasetPage(QWidget):
         self.mapping, self.counts = ColumnMapping(self.draft, body), DatasetFigures(body)
         for part in (self.mapping, self.counts):  # SHARES decide the widths, not the texts
             part.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-
-        def choose() -> None:
-            dataset.set_split(self.which.currentData())
-
-        self.which = ComboBox(name="Split that is shown", length=14, activated=choose)
-        order = self._show_chosen_rows
+        show_split, order = lambda: dataset.set_split(self.which.currentData()), self._show_chosen_rows
+        self.which = ComboBox(name="Split that is shown", length=14, activated=show_split)
         self.difficulty = ComboBox(name="Rows by difficulty", length=16, shown=False, activated=order)
         self.shown = label(font=theme.heading_font(), buddy=self.which, minimumHeight=28)
         self.model = configure(RowModel(self), chunk_requested=self._request_chunk)
@@ -122,7 +119,10 @@ class DatasetPage(QWidget):
         self.try_button = button("Try rewards", self.try_rewards)
         tip = "The traceback of the map function"
         self.details = button("Details", lambda: show_details(UserError(dataset.faults).traceback, self), tip=tip)
-        self.allow_button = button("Allow the map function…", self.allow_map_function, tip=ALLOW)
+        again, ask = partial(dataset.refresh, again=True), session.consent.obtain
+        self.allow_button = button(
+            "Allow the map function…", lambda: ask(self._mapping_settings()) and again(), tip=ALLOW
+        )
         parts = self.parts = QSplitter(Qt.Orientation.Horizontal, body, childrenCollapsible=False, handleWidth=12)
         self.detail = RowDetail(dataset, parts)
         buttons = (self.details, self.allow_button, self.try_button)
@@ -157,7 +157,7 @@ class DatasetPage(QWidget):
         self.counts.other.clicked.connect(self._show_about)
         rows = self.table.selectionModel()
         configure(rows, currentRowChanged=lambda: self._rest_timer.start(), selectionChanged=self._show_enabled)
-        QShortcut(QKeySequence.StandardKey.Refresh, self, lambda: dataset.refresh(again=True))
+        QShortcut(QKeySequence.StandardKey.Refresh, self, again)
         self._show_all()
         self._show_rows()  # for the line on Train they may have been read before this page was built
 
@@ -221,7 +221,8 @@ class DatasetPage(QWidget):
         instead = counts.no_tokens if counts else UNCOUNTED if dataset.splits and not dataset.can_count else ""
         shown.histogram.show_lengths(counts.lengths if counts and has_tokens else (), dataset.prompt_limit, instead)
         self._show_about()
-        shown.show_progress(*((counts.seen, counts.rows) if counts and not counts.done else (0, 0)))
+        seen, rows = (counts.seen, counts.rows) if counts and not counts.done else (0, 0)
+        configure(shown.progress, visible=0 < seen < rows, range=(0, max(1, rows)), value=seen)
         if has_tokens and not self._had_tokens:
             self.model.forget()  # the tokenizer is loaded now: rows requested again have lengths
             if not self._row_request:
@@ -237,7 +238,22 @@ class DatasetPage(QWidget):
         self._show_about()
 
     def _show_about(self) -> None:
-        text = caption(self.dataset, of_variety=self.counts.shows_variety and bool(self.dataset.variety))
+        dataset, counts, variety = self.dataset, self.dataset.counts, self.dataset.variety
+        about, parts = dataset.splits.get(dataset.split, {}), list[str]()
+        if self.counts.shows_variety and variety:
+            rows, total = variety["rows"], variety["total"]
+            parts = [f"of {rows:,} rows" if rows == total else f"of {rows:,} rows, drawn from {total:,}"]
+        elif counts is None:
+            parts = ["Counting tokens…"] if dataset.can_count else []
+        elif counts.lengths:
+            parts = [
+                f"median {counts.percentile(50):,}",
+                f"95% up to {counts.percentile(95):,}",
+                f"longest {counts.longest:,}",
+                f"{max(0, dataset.prompt_limit):,} fit",
+            ]
+        parts += [f"first {about['rows']:,} rows"] if about.get("about") else []
+        text = " · ".join([*parts, *dataset.preview.get("notes", ())])
         configure(self.counts.about, text=text, toolTip=plain_tip(text))
 
     def enabled_actions(self) -> dict[str, bool]:
@@ -248,10 +264,6 @@ class DatasetPage(QWidget):
         self.session.page_requested.emit("rewards")
         rows = [self.model.numbers[place] + 1 for part in self.table.selected_ranges() for place in part]
         self.session.reward_rows_requested.emit(rows)
-
-    def allow_map_function(self) -> None:
-        if self.session.consent.obtain(self._mapping_settings()):
-            self.dataset.refresh(again=True)
 
     def _mapping_settings(self) -> dict[str, Any]:
         # The preview runs the file in a confined process whatever the run's settings are.
@@ -347,26 +359,6 @@ class DatasetPage(QWidget):
                 self.detail.show_row(index, answer)
 
         self._row_request = self.dataset.request("preview_row", show, self, in_parts=True, index=index)
-
-
-def caption(dataset: Dataset, *, of_variety: bool) -> str:
-    """“median 46 · 95% up to 90 · longest 203 · 1,536 fit”, or the rows compared; and notes on the rows read."""
-    counts, about = dataset.counts, dataset.splits.get(dataset.split, {})
-    parts: list[str] = []
-    if of_variety:
-        rows, total = dataset.variety["rows"], dataset.variety["total"]
-        parts = [f"of {rows:,} rows" if rows == total else f"of {rows:,} rows, drawn from {total:,}"]
-    elif counts is None:
-        parts = ["Counting tokens…"] if dataset.can_count else []
-    elif counts.lengths:
-        parts = [
-            f"median {counts.percentile(50):,}",
-            f"95% up to {counts.percentile(95):,}",
-            f"longest {counts.longest:,}",
-            f"{max(0, dataset.prompt_limit):,} fit",
-        ]
-    first = [f"first {about['rows']:,} rows"] if about.get("about") else []
-    return " · ".join([*parts, *first, *dataset.preview.get("notes", ())])
 
 
 class NameMenuField(Field):
@@ -473,11 +465,11 @@ class DatasetFigures(QFrame):
         self._shown = stack(self.histogram, self.variety, into=self, nested=True)
         self.about = ElidedLabel(font=theme.figures_font(theme.CAPTION))
         self.progress = progress_bar("Prompts counted", fixedWidth=64)
-        self._numbers = {key: label(DASH, theme.figures_font(15)) for key in FIGURES}
+        self.numbers = {key: label(DASH, theme.figures_font(15)) for key in FIGURES}
         self._figures: dict[str, QWidget] = {}
         for key, (word, tip) in FIGURES.items():
             title = label(word, theme.caption_font(), "caption")
-            self._figures[key] = holder(column(title, self._numbers[key], spacing=0), toolTip=plain_tip(tip))
+            self._figures[key] = holder(column(title, self.numbers[key], spacing=0), toolTip=plain_tip(tip))
         figures = row(*self._figures.values(), None, spacing=12)
         foot = row((self.about, 1), (self.progress, 0, Qt.AlignmentFlag.AlignVCenter), self.other, spacing=6)
         column(figures, (self._shown, 1), foot, into=self, spacing=4, margins=(12, 8, 12, 8))
@@ -493,19 +485,13 @@ class DatasetFigures(QFrame):
     def show_figure(self, key: str, number: int | None, *, sample: bool = False) -> None:
         """Show one of FIGURES; None is unknown."""
         text = DASH if number is None else f"{'~' if sample and number else ''}{number:,}"
-        self._numbers[key].setText(text)
+        self.numbers[key].setText(text)
         self._figures[key].setAccessibleName(f"{FIGURES[key][0]}: {text}")
         is_bad = key not in ("rows", "repeated") and bool(number)
-        set_style_property(self._numbers[key], "role", "problem" if is_bad else "")
+        set_style_property(self.numbers[key], "role", "problem" if is_bad else "")
         if key == "refused":  # rare, and more important than duplicates, which it replaces
             self._figures["refused"].setVisible(bool(number))
             self._figures["repeated"].setVisible(not number)
-
-    def figure(self, key: str) -> str:
-        return self._numbers[key].text()
-
-    def show_progress(self, seen: int, rows: int) -> None:
-        configure(self.progress, visible=0 < seen < rows, range=(0, max(1, rows)), value=seen)
 
 
 class Histogram(QWidget):
@@ -567,16 +553,12 @@ class Histogram(QWidget):
 
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ToolTip and self._lengths and isinstance(event, QHelpEvent):
-            QToolTip.showText(event.globalPos(), self.tool_tip_at(event.pos().x()), self)
+            step, bins = self.bins()
+            place = max(0, min(len(bins) - 1, event.pos().x() * len(bins) // max(1, self.width())))
+            span = f"{place:,}" if step == 1 else f"{place * step:,} to {place * step + step - 1:,}"
+            QToolTip.showText(event.globalPos(), f"{span} tokens: {counted(bins[place], 'row')}", self)
             return True
         return super().event(event)
-
-    def tool_tip_at(self, x: int) -> str:
-        """“120 to 127 tokens: 31 rows”, for the bar at `x` in pixels."""
-        step, bins = self.bins()
-        place = max(0, min(len(bins) - 1, x * len(bins) // max(1, self.width())))
-        span = f"{place:,}" if step == 1 else f"{place * step:,} to {place * step + step - 1:,}"
-        return f"{span} tokens: {counted(bins[place], 'row')}"
 
 
 class VarietyFigures(QWidget):
