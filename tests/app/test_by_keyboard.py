@@ -91,7 +91,7 @@ def test_tab_round_a_page(window: Window, key: str) -> None:
 
 def picker(window: Window) -> QWidget:
     page = window.pages["train"]
-    page.picking.open(page.form.fields["model"])
+    page.form.fields["model"].pick_requested.emit()
     picker = window.findChildren(Picker)[-1]
     wait_until(lambda: picker.model.rows)  # a selected entry can be starred and used
     return picker

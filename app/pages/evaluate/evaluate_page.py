@@ -178,27 +178,23 @@ class EvaluatePage(QWidget):
         if run is not None:
             self.switcher.show_run(run.folder)
             if run.folder != self._splits_of:
-                self._ask_for_splits(run.folder)
+                self._splits_of, of = run.folder, run.folder
+                self.form.show_splits(None)
+
+                def on_answer(answer: Mapping[str, Any]) -> None:
+                    found = answer.get("splits") or {}
+                    if of == self._splits_of and found:
+                        self.form.show_splits({split: found[split]["rows"] for split in SPLITS if split in found})
+
+                with suppress(UserError):  # broken settings, which evaluating reports
+                    values = run_config(of).model_dump()
+                    settings = {key: values[key] for key in PREVIEW_SETTINGS}
+                    ignored = {"on_refused": lambda _faults: None, "owner": self}
+                    self.session.service.ask("preview", on_answer, settings=settings, fetch=False, **ignored)
             steps = {str(step): f"Step {step:,}" for step in checkpoint_steps(run.folder)}
             chosen = self.form.checkpoint.currentData()
             self.form.checkpoint.fill({"end": "End", "best": "Best", **steps}, chosen)
         self._show_running()
-
-    def _ask_for_splits(self, run: RunFolder) -> None:
-        self._splits_of = run
-        self.form.show_splits(None)
-
-        def on_answer(answer: Mapping[str, Any]) -> None:
-            found = answer.get("splits") or {}
-            if run == self._splits_of and found:
-                rows = {split: found[split]["rows"] for split in SPLITS if split in found}
-                self.form.show_splits(rows)
-
-        with suppress(UserError):  # broken settings, which evaluating reports
-            values = run_config(run).model_dump()
-            settings = {key: values[key] for key in PREVIEW_SETTINGS}
-            ignored = {"on_refused": lambda _faults: None, "owner": self}
-            self.session.service.ask("preview", on_answer, settings=settings, fetch=False, **ignored)
 
     def start(self, data: str = "") -> None:
         if (run := self.session.run) is not None and not self._obstacle():

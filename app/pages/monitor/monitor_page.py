@@ -104,6 +104,7 @@ class MonitorPage(QWidget):
         self.log = LogView()
         tip = "Change settings of this run from its next step on"
         self.change = button("Change settings…", self.change_settings, tip=tip, shown=False)
+        self.stop_when = partial(self.change_settings, "stop_when")  # for the menu
         for tool in (self.change, *self.grid.tools):
             self.header.tools.addWidget(tool)
 
@@ -325,9 +326,6 @@ class MonitorPage(QWidget):
         panel.activateWindow()
         if key:
             panel.fields[key].control.setFocus(Qt.FocusReason.ShortcutFocusReason)
-
-    def stop_when(self) -> None:
-        self.change_settings("stop_when")
 
     def finish_step(self) -> None:
         with problems_to(self.session.message.emit):

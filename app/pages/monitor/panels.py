@@ -201,15 +201,12 @@ class LogView(QFrame):
             if at_end:
                 bar.setValue(bar.maximum())
         self._newest = next((line for line in (partial, *reversed(lines)) if line.strip()), self._newest)
-        self._show_newest()
-
-    def _show_newest(self) -> None:
         self._line.setText("" if self.toggle.isChecked() else self._newest.strip())
 
     def _fold(self, open: bool) -> None:
         self.text.setVisible(open)
         self.toggle.set_icon("chevron-down" if open else "chevron-right")
-        self._show_newest()
+        self._line.setText("" if open else self._newest.strip())
         bar = self.text.verticalScrollBar()
         bar.setValue(bar.maximum())
 

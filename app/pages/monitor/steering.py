@@ -1,11 +1,10 @@
 """The dialog that changes settings of a live run, with their present values and the changes so far."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDialog, QGridLayout, QWidget
+from PySide6.QtWidgets import QDialog, QWidget
 
 from app import theme
 from app.state.run import Run
@@ -52,7 +51,21 @@ class SteeringPanel(QDialog):
         self.revert_button = button("Revert", self._revert, tip="Shows the present values again")
         self._history_title = label("Changes of this run", font=theme.heading_font())
         self._history = column(spacing=4)
-        groups = [self._group(title, keys) for title, keys in GROUPS.items()]
+        groups = []
+        for title, keys in GROUPS.items():
+            groups.append(cells := grid(()))
+            cells.addWidget(label(title, font=theme.heading_font()), 0, 0, 1, COLUMNS)
+            for place in range(COLUMNS):
+                cells.setColumnStretch(place, 1)
+            y, x = 1, 0
+            for key in keys:
+                self.fields[key] = field = make_field(SETTINGS[key], self)
+                field.edited.connect(self._on_edited)
+                span = COLUMNS if field.wide else 1
+                if x + span > COLUMNS:
+                    y, x = y + 1, 0
+                cells.addWidget(field, y, x, 1, span, Qt.AlignmentFlag.AlignTop)
+                x += span
         parts = (intro, *groups, self._history_title, self._history, None)
         scroll = TabArea(horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setWidget(holder(column(*parts, spacing=2 * theme.SPACE, margins=theme.GUTTER)))
@@ -61,22 +74,6 @@ class SteeringPanel(QDialog):
         foot = row((texts, 1), self.revert_button, self.apply_button, margins=margins)
         column((scroll, 1), foot, into=self, spacing=0)
         self.resize(on_screen(self, 760, 540))
-
-    def _group(self, title: str, keys: Sequence[str]) -> QGridLayout:
-        cells = grid(())
-        cells.addWidget(label(title, font=theme.heading_font()), 0, 0, 1, COLUMNS)
-        for place in range(COLUMNS):
-            cells.setColumnStretch(place, 1)
-        y, x = 1, 0
-        for key in keys:
-            self.fields[key] = field = make_field(SETTINGS[key], self)
-            field.edited.connect(self._on_edited)
-            span = COLUMNS if field.wide else 1
-            if x + span > COLUMNS:
-                y, x = y + 1, 0
-            cells.addWidget(field, y, x, 1, span, Qt.AlignmentFlag.AlignTop)
-            x += span
-        return cells
 
     def refresh(self, _state: str = "") -> None:
         run = self.run

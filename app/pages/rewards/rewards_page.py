@@ -332,7 +332,8 @@ class JudgePanel(QFrame):
         self.kept = label(role="muted", wrap=True)
         self.label_table = BaseTable(model=self.labels, name="Your labels", single=True)
         tip = f"Remove the selected label ({REMOVE_KEYS})"
-        self.drop = button("Remove", self._drop, tip=tip)
+        selected, drop = self.label_table.selected_rows, partial(check.edit_labels, do="drop")
+        self.drop = button("Remove", lambda: [drop(self.name, place=place) for place in selected()], tip=tip)
         top = Qt.AlignmentFlag.AlignTop
         column(
             self.which,
@@ -387,7 +388,3 @@ class JudgePanel(QFrame):
 
     def _show_enabled(self) -> None:
         self.drop.setEnabled(bool(self.label_table.selected_rows()))
-
-    def _drop(self) -> None:
-        for place in self.label_table.selected_rows():
-            self._check.edit_labels(self.name, do="drop", place=place)

@@ -312,7 +312,6 @@ class CompareView(QWidget):
 
     def compare(self, records: Sequence[RunRecord]) -> None:
         self.close_runs()
-        self._drop_grid()
         self._records, self._metrics = list(records), []
         folders = [Path(record.summary.path) for record in records]
         self._differences = differing_settings([settings_in_course(RunFolder(folder)) for folder in folders])
@@ -363,9 +362,11 @@ class CompareView(QWidget):
         self.results.show_table(table)
         self.prompts.show_runs(self.comparison, names)
         metrics = self.comparison.metrics()
-        if metrics != self._metrics:
+        if metrics != self._metrics or not metrics:  # `compare` has emptied them
             self._metrics = metrics
-            self._drop_grid()
+            if self.grid is not None:
+                self.grid.hide()
+                self.grid.deleteLater()
             plots = plots_of(((one.title, one.chart) for one in metrics), self._session.guide_requested)
             self.grid = ChartGrid(plots, self._content, prefs=self._session.prefs)
             self.grid.set_smoothing(self.smoothing.currentData())
@@ -378,12 +379,6 @@ class CompareView(QWidget):
         return [
             ComparedName(i, letter_of(i), record.title, record.summary.name) for i, record in enumerate(self._records)
         ]
-
-    def _drop_grid(self) -> None:
-        if self.grid is not None:
-            self.grid.hide()
-            self.grid.deleteLater()
-            self.grid = None
 
     def _draw_charts(self, *, is_new_axis: bool = False) -> None:
         runs, shown = self.names(), self.legend.shown()

@@ -68,7 +68,8 @@ class RunDetails(TabArea):
             textElideMode=Qt.TextElideMode.ElideMiddle,
             horizontalScrollBarPolicy=no_bar,
         )
-        connect(self._choose, self.family.itemClicked, self.family.itemActivated)
+        chosen, role = self.run_chosen, Qt.ItemDataRole.UserRole
+        connect(lambda item, _: chosen.emit(item.data(0, role)), self.family.itemClicked, self.family.itemActivated)
         self.machines = label(wrap=True)
         self.settings, self.disk = (grid((), stretch=1, spacing=(theme.SPACE, 2)) for _ in range(2))
         self.free = LinkButton("Free space…", clicked=self.free_requested)
@@ -99,17 +100,12 @@ class RunDetails(TabArea):
         set_shown(self.several, record is None)
         total = file_size(sum(one.bytes for one in records))
         self.several.setText(f"{len(records)} runs selected, {total} on disk." if records else "No run is selected.")
-        if record is None:
-            self._record = None
-        elif record != self._record or family != self._family:
-            self._record, self._family = record, dict(family)
-            self._show(record, family, titles, keep_typed=is_same and self._save_timer.isActive())
-
-    def _show(
-        self, record: RunRecord, family: Mapping[str, Sequence[str]], titles: Mapping[str, str], *, keep_typed: bool
-    ) -> None:
+        if record is None or (record == self._record and family == self._family):
+            self._record = record
+            return
+        self._record, self._family = record, dict(family)
         about, notes = record.summary, record.notes
-        if not keep_typed:  # the user is typing, and is ahead of what was saved
+        if not (is_same and self._save_timer.isActive()):  # else the user is typing, ahead of what was saved
             if self.tags.text() != (tags := ", ".join(notes.tags)):
                 self.tags.setText(tags)
             if self.note.toPlainText() != notes.note:
@@ -137,9 +133,6 @@ class RunDetails(TabArea):
         _fill(self.settings, settings or [("All are the defaults.", "")])
         parts = [(PARTS[part], size) for part, size in record.disk.items() if size > record.bytes * FAINT_PARTS]
         _fill(self.disk, [(name, file_size(size)) for name, size in [("Together", record.bytes), *parts]])
-
-    def _choose(self, item: QTreeWidgetItem, _column: int) -> None:
-        self.run_chosen.emit(item.data(0, Qt.ItemDataRole.UserRole))
 
     def _show_family(self, family: Mapping[str, Sequence[str]], titles: Mapping[str, str], current: str) -> None:
         tree, items = self.family, dict[str, QTreeWidgetItem]()

@@ -188,10 +188,6 @@ class RunsPage(QWidget):
             self._watcher.addPath(str(folder))
         self.runs.refresh()
 
-    def _reread(self, paths: list[Path]) -> None:
-        for path in paths:
-            self.runs.reread(path)
-
     def _on_listed(self, paths: set[Path]) -> None:
         self.model.keep_only(paths)
         if self._comparison is None or self._comparison.isHidden():
@@ -375,7 +371,9 @@ class RunsPage(QWidget):
         chosen = self.table.selected_runs()
         records = chosen if len(chosen) > 1 else self.runs.records.values()
         folders = [RunFolder(Path(record.summary.path)) for record in records if record.disk.get("checkpoints")]
-        configure(FreeSpaceDialog(freeable_space(folders), self), freed=self._reread).show()
+        configure(
+            FreeSpaceDialog(freeable_space(folders), self), freed=lambda paths: [*map(self.runs.reread, paths)]
+        ).show()
 
     def _on_moved(self) -> None:
         moved = self.trashed

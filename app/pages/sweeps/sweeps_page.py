@@ -238,7 +238,8 @@ class SweepsPage(QWidget):
         )
         self.card = wrap_in_card(results, minimumHeight=theme.scaled(220))
         self.open_button = button("Open its run", self.open_run, tip="On Monitor: the seed with the best value")
-        self.compare_button = button("Compare the runs", self.compare, tip="Their curves on the same charts")
+        tip, compare = "Their curves on the same charts", lambda: session.comparison_requested.emit(self._begun())
+        self.compare_button = button("Compare the runs", compare, tip=tip)
         self.use_button = button("Use its settings", self.use_settings, tip="In the form")
         tip = "A new run that continues from its last step, to twice the length"
         self.clone_button = button(
@@ -448,9 +449,6 @@ class SweepsPage(QWidget):
         if results is None or folder is None:
             return []
         return [folder.run(run.run).path for each in results.ranked for run in each.runs if run.step]
-
-    def compare(self) -> None:
-        self.session.comparison_requested.emit(self._begun())
 
     def use_settings(self) -> None:
         run, folder = self._run(), self.sweeps.folder

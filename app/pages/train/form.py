@@ -159,9 +159,10 @@ class Form(TabArea):
             here = (self.verticalScrollBar().value() - 1, 0)
         else:
             here = self._place(field_of(focused) or focused)
-        starts: list[Field] = [start for each in self._grids for start in each.group_starts()]
-        if self.is_compact:
-            starts = [self.fields[keys[0]] for keys in ESSENTIALS.values()]
+        starts = [self.fields[keys[0]] for keys in ESSENTIALS.values()] if self.is_compact else list[Field]()
+        for each in () if self.is_compact else self._grids:
+            of_group = {field.setting.group: field for field in reversed(each.fields) if field in each.applying}
+            starts += of_group.values()
         places = {self._place(start): start for start in starts if start.isVisible()}
         beyond = [place for place in places if (place > here if direction > 0 else place < here)]
         if beyond:
@@ -257,7 +258,7 @@ class FieldGrid(QWidget):
         super().__init__(parent)
         self.settings, self.fields = list(settings), list[Field]()
         self._columns, self._follows = 2, follows
-        self._applying, self._lent = set[Field](), set[Field]()
+        self.applying, self._lent = set[Field](), set[Field]()
         self._fillers = [QWidget(self) for _ in range(MAX_COLUMNS)]
         self._rules, self._headings = dict[str, QWidget](), dict[str, QWidget]()
         for group in dict.fromkeys(setting.group for setting in self.settings if setting.group):
@@ -271,25 +272,18 @@ class FieldGrid(QWidget):
         wanted = [each for each in self.settings if each.key in keys]
         make = {"tools": ToolsField}  # elsewhere it is a list of names
         self.fields = [built.get(each.key) or make.get(each.key, make_field)(each, self) for each in wanted]
-        self._applying = set(self.fields)
+        self.applying = set(self.fields)
         self._flow()
 
     def show_applying(self, keys: set[str]) -> None:
         applying = {each for each in self.fields if each.setting.key in keys or each.setting.stays_visible}
-        if applying != self._applying:
-            self._applying = applying
+        if applying != self.applying:
+            self.applying = applying
             self._flow()
 
     def lend(self, fields: set[Field]) -> None:
         self._lent = fields
         self._flow()
-
-    def group_starts(self) -> list[Field]:
-        starts: dict[str, Field] = {}
-        for field in self.fields:
-            if field in self._applying:
-                starts.setdefault(field.setting.group, field)
-        return list(starts.values())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         spacing = 2 * theme.SPACE
@@ -305,7 +299,7 @@ class FieldGrid(QWidget):
             cells.removeWidget(widget)
         place = across = filled = 0  # `filled`: columns of the first row with something in them
         group, groups = "", set[str]()
-        for field in (field for field in own if field in self._applying):
+        for field in (field for field in own if field in self.applying):
             span = columns if field.wide else 1
             if field.setting.group != group:
                 place, across, group = place + (across > 0), 0, field.setting.group
@@ -321,7 +315,7 @@ class FieldGrid(QWidget):
             across += span
             filled = max(filled, across) if place == 0 else filled
         for field in own:  # after they have a parent again: a new one hides what it gets
-            set_shown(field, field in self._applying)
+            set_shown(field, field in self.applying)
         for name, heading in self._headings.items():
             set_shown(heading, name in groups)
         for i in range(MAX_COLUMNS):
@@ -352,9 +346,14 @@ class ChangedChips(QWidget):
         focused = next((i for i, chip in enumerate(self.chips.values()) if here and chip.isAncestorOf(here)), -1)
         gone = [self.chips.pop(key) for key in keys if key not in values]
         self.count.setText(f"{len(values)} changed" if values else "Everything else is at its default.")
-        self.chips = {key: self.chips.get(key) or self._make(SETTINGS[key]) for key in values}
-        for key, chip in self.chips.items():
-            chip.show_value(values[key])
+        for key, value in values.items():
+            if (chip := self.chips.pop(key, None)) is None:
+                chip = Chip(SETTINGS[key], self)
+                chip.text.clicked.connect(partial(self.pressed.emit, key))
+                chip.remove.clicked.connect(partial(self._draft.set, key, SETTINGS[key].default))
+                self._flow.addWidget(chip)
+            self.chips[key] = chip  # all in the order of `values`
+            chip.show_value(value)
         if gone and focused >= 0 and self.chips:  # Qt would move the focus to the next widget in line
             list(self.chips.values())[min(focused, len(self.chips) - 1)].text.setFocus()
         set_tab_order(self.after, *self.tab_stops)
@@ -364,13 +363,6 @@ class ChangedChips(QWidget):
             chip.deleteLater()
         if keys != list(self.chips):
             self._flow.put_in_order([self.count, *self.chips.values()])
-
-    def _make(self, setting: Setting) -> Chip:
-        chip = Chip(setting, self)
-        chip.text.clicked.connect(partial(self.pressed.emit, setting.key))
-        chip.remove.clicked.connect(partial(self._draft.set, setting.key, setting.default))
-        self._flow.addWidget(chip)
-        return chip
 
     @property
     def tab_stops(self) -> list[QWidget]:

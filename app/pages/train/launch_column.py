@@ -3,6 +3,7 @@
 import html
 from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
 from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QPaintEvent, QResizeEvent
@@ -239,7 +240,9 @@ class FileProblemsPanel(QFrame):
         self.setProperty("role", "alert")
         self.title, self.sentence = label(font=theme.heading_font(), wrap=True), label(wrap=True)
         self.rows = column(spacing=12)
-        self.open_button = LinkButton("Open the file", on_click=self._open_file)
+        self.open_button = LinkButton(
+            "Open the file", on_click=lambda: (found := draft.file_problems) and open_path(found.path)
+        )
         self.close_button = LinkButton("Close", on_click=draft.close_file_problems, name="Close the list of problems")
         links = row(self.open_button, None, self.close_button)
         column(self.title, self.sentence, self.rows, links, into=self, margins=MARGINS)
@@ -274,10 +277,6 @@ class FileProblemsPanel(QFrame):
         self.show()
         return [each for each in problems if each not in in_file]
 
-    def _open_file(self) -> None:
-        if self._draft.file_problems is not None:
-            open_path(self._draft.file_problems.path)
-
 
 class TranslatedFileBanner(QFrame):
     """Tells which settings of another program's file were converted, which were ignored and why, and whose defaults
@@ -289,7 +288,8 @@ class TranslatedFileBanner(QFrame):
         self.setProperty("role", "banner")
         self.sentence, self.translated = label(wrap=True, selectable=True), label(wrap=True, selectable=True)
         show_name = "Show how each setting of the file was converted"
-        self.defaults_button = LinkButton("", on_click=self._change_defaults)
+        self._offered: Literal["ours", "theirs"] = "theirs"
+        self.defaults_button = LinkButton("", on_click=lambda: draft.use_defaults(self._offered))
         self.show_button = LinkButton("Show them", on_click=self._toggle_list, name=show_name)
         self.close_button = LinkButton("Close", on_click=self._close, name="Close the note on the settings of the file")
         links = row(self.show_button, None, self.close_button)
@@ -323,6 +323,7 @@ class TranslatedFileBanner(QFrame):
             listed += ["", f"{program}'s defaults:", translation.listed_defaults()]
         elif program:
             sentences.append("Settings that it leaves out have GRPO Studio's defaults.")
+        self._offered = "ours" if translation.defaults else "theirs"
         self.defaults_button.setText(f"Use {'GRPO Studio' if translation.defaults else program}'s defaults")
         self.defaults_button.setVisible(bool(program))
         self.sentence.setText(" ".join(sentences))
@@ -331,10 +332,6 @@ class TranslatedFileBanner(QFrame):
         self._toggle_list()
         self.show_button.setVisible(bool(listed))
         self.setVisible(bool(program) or any(word.fate != "as here" for word in translation.words))
-
-    def _change_defaults(self) -> None:
-        translation = self._draft.translation
-        self._draft.use_defaults("ours" if translation is not None and translation.defaults else "theirs")
 
     def _close(self) -> None:
         self._closed = self._draft.translation

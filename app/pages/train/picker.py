@@ -484,7 +484,9 @@ class Picking(QObject):
                 continue
             self._fields[field.setting.key] = field
             add_list_arrow(field.control, field.pick_requested.emit)
-            field.pick_requested.connect(partial(self.open, field))
+            field.pick_requested.connect(
+                lambda field=field: self.pick(field.setting.kind, field.take, near=field.near())
+            )
             if field.setting.kind == "model":
                 timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
                 self._rest_timers[field.setting.key] = configure(timer, timeout=partial(self._look_up, field))
@@ -493,9 +495,6 @@ class Picking(QObject):
         session.run_changed.connect(self._remember_run)
         session.downloads.finished.connect(self._on_finished)
         self._on_changed("")
-
-    def open(self, field: PathField) -> None:
-        self.pick(field.setting.kind, field.take, field.near())
 
     def pick(self, kind: str, take: Callable[[str], object], near: Path | None = None) -> None:
         if kind not in self._pickers:

@@ -109,6 +109,7 @@ class TrainPage(QWidget):
         connect(self._rest_timer.start, self.dataset.changed, self.dataset.counts_changed, draft.problems_changed)
         self.picking = Picking(session, form.fields.values(), self)
         self.rewards.model_wanted.connect(self.picking.pick)
+        self.show_next_group, self.show_previous_group = (partial(form.focus_group, by) for by in (1, -1))
         self._build_timer.start()
         self.show_density(session.prefs.train_density)
         self._show_values()
@@ -261,12 +262,6 @@ class TrainPage(QWidget):
             folder=folder,
             model=str(self.draft.value("model")),
         )
-
-    def show_next_group(self) -> None:
-        self.form.focus_group(1)
-
-    def show_previous_group(self) -> None:
-        self.form.focus_group(-1)
 
     def reveal(self, key: str) -> None:
         """Go to a setting: in the density on show if it is there, else in all settings."""
