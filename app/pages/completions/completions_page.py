@@ -106,30 +106,6 @@ class RunLines(Sequence[CompletionLine]):
         return bool(pairs) and all(np.array_equal(mine[: len(theirs)], theirs) for mine, theirs in pairs)
 
 
-def step_lines(
-    placed_rows: Sequence[tuple[int, Mapping[str, Any]]],
-    facts: CompletionFacts,
-    query: Query,
-    order: tuple[str, bool],
-    largest: dict[str, float] | None,
-) -> list[CompletionLine]:
-    """Lines of a step's rows, (offset, row): each prompt with the completions that the query leaves, sorted by `order`.
-
-    `facts` are those of the rows, `order` is (column, descending), `largest` as in `select`.
-    """
-    numbers = select(facts, query, largest)
-    if order[0]:
-        numbers = sort(facts, numbers, order[0], descending=order[1])
-    of_row = facts.column("row")[numbers]
-    lines: list[CompletionLine] = []
-    for group, (offset, placed) in enumerate(placed_rows):
-        prompt, *completions = lines_of_row(group, placed, offset)
-        chosen = facts.column("place")[numbers[of_row == group]].tolist()
-        if chosen or not completions:
-            lines += [prompt, *(completions[place] for place in chosen)]
-    return lines
-
-
 def weights_at(run: Run, step: int, rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """The weight of each of `run.reward_names` at a step: those that explain the rewards of the rows, or none."""
     names, logged = run.reward_names, []
@@ -290,7 +266,7 @@ class CompletionsPage(QWidget):
         self._refresh()
 
     def _show_step(self, run: Run, completions: RunCompletions, step: int) -> None:
-        placed = run.index.placed_rows(step)
+        placed = run.index.placed_rows(step)  # (offset, row) of each prompt
         rows = [row for _, row in placed]
         facts = CompletionFacts()
         for offset, of_prompt in placed:
@@ -298,8 +274,15 @@ class CompletionsPage(QWidget):
         names, labels = run.reward_names, labels_of(run)
         self.model.set_columns(names, labels, weights_at(run, step, rows), facts.logged)
         self.bar.set_measures(names, labels, facts.logged)
-        largest = completions.facts.largest or None
-        self._show_lines(step_lines(placed, facts, self.bar.query, self.order, largest))
+        numbers = self._sorted(facts, select(facts, self.bar.query, completions.facts.largest or None))
+        of_row = facts.column("row")[numbers]
+        lines: list[CompletionLine] = []
+        for group, (offset, of_prompt) in enumerate(placed):
+            prompt, *listed = lines_of_row(group, of_prompt, offset)
+            chosen = facts.column("place")[numbers[of_row == group]].tolist()
+            if chosen or not listed:
+                lines += [prompt, *(listed[place] for place in chosen)]
+        self._show_lines(lines)
         count = sum(len(row.get("completions") or ()) for row in rows)
         shown = sum(line.completion is not None for line in self.model.rows)
         about = f"{counted(len(rows), 'prompt')}, {counted(count, 'completion')}"
@@ -333,11 +316,14 @@ class CompletionsPage(QWidget):
             model.extend(lines)
         self._report_run(run, completions)
 
+    def _sorted(self, facts: CompletionFacts, numbers: np.ndarray) -> np.ndarray:
+        key, descending = self.order
+        return sort(facts, numbers, key, descending=descending) if key else numbers
+
     def _run_lines(self, completions: RunCompletions) -> RunLines:
-        numbers = completions.select(self.bar.query)
-        if self.order[0]:
-            numbers = sort(completions.shown.facts, numbers, self.order[0], descending=self.order[1])
-        return RunLines(completions.shown.facts, numbers[:MOST_LINES], completions.row_at)
+        facts = completions.shown.facts
+        numbers = self._sorted(facts, completions.select(self.bar.query))
+        return RunLines(facts, numbers[:MOST_LINES], completions.row_at)
 
     def _show_lines(self, lines: Sequence[CompletionLine], largest: dict[str, float] | None = None) -> None:
         self.model.show_lines(lines, largest)

@@ -22,17 +22,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
 from app.widgets.basic.dialogs import open_link, open_path
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip
-from app.widgets.basic.layout import (
-    column,
-    configure,
-    holder,
-    row,
-    set_shown,
-    set_tab_order,
-    show_all,
-    stack,
-    wrap_in_card,
-)
+from app.widgets.basic.layout import column, configure, holder, row, set_shown, set_tab_order, show_all, stack
 from app.widgets.basic.number_format import MINUS, dollars, duration, signed
 from app.widgets.basic.tables import BaseTable
 from app.widgets.charts.chart_grid import SMOOTHING, ChartContent, ChartGrid, plots_of
@@ -99,7 +89,7 @@ class MonitorPage(QWidget):
         self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
         self.rank_model = RankModel(self)
         self.ranks = BaseTable(model=self.rank_model, name="Machines of the run", resizable=True)
-        self.ranks_card = wrap_in_card(self.ranks, shown=False)
+        self.ranks_card = configure(self.ranks.in_card(), visible=False)
         self.grid = RunCharts(session)
         self.log = LogView()
         tip = "Change settings of this run from its next step on"

@@ -15,17 +15,7 @@ from app.theme import CELL_PADDING
 from app.widgets.basic.controls import ComboBox, Dot, ElidedLabel, LinkButton, NumberEdit, Segments
 from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import EmptyState, button, label, progress_bar, show_text
-from app.widgets.basic.layout import (
-    TabArea,
-    clear_layout,
-    column,
-    configure,
-    connect,
-    holder,
-    row,
-    stack,
-    wrap_in_card,
-)
+from app.widgets.basic.layout import TabArea, clear_layout, column, configure, connect, holder, row, stack, wrap_in_card
 from app.widgets.basic.number_format import DASH, figure, short_duration
 from app.widgets.basic.tables import LEFT, BaseTable, CellDelegate, Column, Index, RowsModel
 from app.widgets.completion_table import CompletionModel, CompletionTable, reward_dot

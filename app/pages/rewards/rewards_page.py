@@ -318,7 +318,7 @@ class JudgePanel(QFrame):
         explain_at(self, "../judges.md#trust")
         self._check = check
         self.given: Mapping[str, Mapping[str, float | None]] = {}  # completion → scores on the bench
-        self.which = ComboBox(name="Judge", currentIndexChanged=self._show_one)
+        self.which = ComboBox(name="Judge", currentIndexChanged=self._show)
         self.dot = Dot("muted", 18)
         self.verdict = label(UNCHECKED, theme.heading_font(), wrap=True, selectable=True)
         self.model, self.labels = TextsModel(self, AGREEMENT), TextsModel(self, LABEL_COLUMNS)
@@ -347,7 +347,7 @@ class JudgePanel(QFrame):
             spacing=12,
             margins=12,
         )
-        check.changed.connect(self.show_check)
+        check.changed.connect(self._show)
         check.progress.connect(lambda done, of: configure(self.bar, range=(0, of), value=done))
         self.label_table.selectionModel().currentRowChanged.connect(self._show_enabled)
 
@@ -355,15 +355,12 @@ class JudgePanel(QFrame):
     def name(self) -> str:
         return self.which.currentData() or ""
 
-    def show_check(self) -> None:
+    def _show(self) -> None:
         check = self._check
         with QSignalBlocker(self.which):
             self.which.fill({name: name for name in check.models}, self.name)
         set_shown(self.which, self.which.count() > 1)
-        self._show_one()
-
-    def _show_one(self) -> None:
-        check, name = self._check, self.name
+        name = self.name
         found = check.results.get(name)
         self.verdict.setText(found["verdict"] if found else UNCHECKED)
         role = "muted" if not found else "warning" if found["concerns"] else "good"

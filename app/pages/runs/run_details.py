@@ -12,18 +12,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QLineEdit, QTreeWidget, QTree
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, ProseEdit
 from app.widgets.basic.labels import label, plain_tip, show_text
-from app.widgets.basic.layout import (
-    TabArea,
-    clear_layout,
-    column,
-    configure,
-    connect,
-    grid,
-    holder,
-    row,
-    set_shown,
-    show_all,
-)
+from app.widgets.basic.layout import TabArea, clear_layout, column, configure, connect, grid, holder, row, show_all
 from app.widgets.basic.number_format import file_size, moment
 from app.widgets.run_header import StateChip
 from backend.config.config import SETTINGS
@@ -96,8 +85,8 @@ class RunDetails(TabArea):
         is_same = self._record is not None and record is not None and self._record.summary.path == record.summary.path
         if not is_same:
             self.save()
-        set_shown(self._one, record is not None)
-        set_shown(self.several, record is None)
+        show_all(record, self._one)
+        show_all(record is None, self.several)
         total = file_size(sum(one.bytes for one in records))
         self.several.setText(f"{len(records)} runs selected, {total} on disk." if records else "No run is selected.")
         if record is None or (record == self._record and family == self._family):
@@ -113,7 +102,7 @@ class RunDetails(TabArea):
                     self.note.setPlainText(notes.note)
         self.title.setText(record.title)
         configure(self.folder, text=about.name, toolTip=plain_tip(about.path))
-        set_shown(self.folder, record.title != about.name)  # else its name is in its place
+        show_all(record.title != about.name, self.folder)  # else its name is in its place
         self.chip.show_state(about.state)
         self.when.setText(moment(about.began) if about.began else "")
         show_text(self.problem, record.notes_problem)

@@ -291,15 +291,16 @@ class RunTable(BaseTable):
         self.sort_by("began", Qt.SortOrder.DescendingOrder)
 
         def on_click(index: QModelIndex) -> None:
-            record, path = self._record(index.row()), self._record(index.row()).summary.path
+            record, key = self._record(index.row()), model.columns[index.column()].key
+            path = record.summary.path
             at = self.viewport().mapFromGlobal(QCursor.pos()).x() - self.visualRect(index).left()
-            is_chevron = model.columns[index.column()].key == NAME and at < theme.scaled(2 * CHEVRON)
-            if model.is_sweep(record) and is_chevron:
+            if model.is_sweep(record) and key == NAME and at < theme.scaled(2 * CHEVRON):
                 self.unfold(path, path not in model.unfolded)
-            elif self._is_star(index) and not model.is_sweep(record):
+            elif key == FAVOURITE and not model.is_sweep(record):
                 self.star_pressed.emit(record)
 
-        configure(self, clicked=on_click, doubleClicked=lambda index: self._is_star(index) or self.opened.emit())
+        self.clicked.connect(on_click)
+        self.doubleClicked.connect(lambda index: model.columns[index.column()].key == FAVOURITE or self.opened.emit())
 
     def show_columns(self, columns: Sequence[tuple[str, int]]) -> None:
         sorted_by = self._rows.columns[min(self.sorted.sortColumn(), len(self._rows.columns) - 1)].key
@@ -378,9 +379,6 @@ class RunTable(BaseTable):
     def _record(self, row: int) -> RunRecord:
         return self._rows.rows[self.sorted.mapToSource(self.sorted.index(row, 0)).row()]
 
-    def _is_star(self, index: QModelIndex) -> bool:
-        return self._rows.columns[index.column()].key == FAVOURITE
-
 
 class ColumnDialog(Dialog):
     """Chooses columns: a list with check boxes, the shown ones first, in their order. A change applies at once."""
@@ -423,10 +421,6 @@ class ColumnDialog(Dialog):
                 self.list.addItem(item)
         self._emit()
 
-    def keys(self) -> list[str]:
-        items = [self.list.item(i) for i in range(self.list.count())]
-        return [item.data(ROLE.UserRole) for item in items if item.checkState() == Qt.CheckState.Checked]
-
     def move(self, by: int) -> None:
         place = self.list.currentRow()
         if place >= 0 and 0 <= place + by < self.list.count():
@@ -439,4 +433,6 @@ class ColumnDialog(Dialog):
             item.setHidden(text.lower() not in item.text().lower())
 
     def _emit(self) -> None:
-        self.chosen.emit(self.keys())
+        items = [self.list.item(i) for i in range(self.list.count())]
+        ticked = [item for item in items if item.checkState() == Qt.CheckState.Checked]
+        self.chosen.emit([item.data(ROLE.UserRole) for item in ticked])

@@ -88,12 +88,6 @@ class VariedRow(QWidget):
         self.draw.choose(draw)
         self.remove = button("Remove", lambda: of.remove(self), name="Remove this setting")
         row((self.setting, 2), (self.draw, 2), (self.values, 3), self.remove, into=self)
-
-        def hint(_: int = 0) -> None:
-            self.values.setPlaceholderText(HINTS[self.draw.currentData()])
-
-        hint()
-        self.draw.currentIndexChanged.connect(hint)
         changed = (self.setting.currentIndexChanged, self.values.textChanged, self.draw.currentIndexChanged)
         connect(lambda _: of.edited.emit(), *changed)
 
@@ -132,6 +126,7 @@ class VariedRows(QWidget):
 
     def show_draws(self, is_random: bool) -> None:
         for each in self.rows:
+            each.values.setPlaceholderText(HINTS[each.draw.currentData()])
             set_shown(each.draw, is_random)
             each.remove.setEnabled(len(self.rows) > 1)
         stops = [stop for each in self.rows for stop in (each.setting, each.draw, each.values, each.remove)]

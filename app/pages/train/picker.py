@@ -517,12 +517,13 @@ class Picking(QObject):
 
     def _look_up(self, field: PathField) -> None:
         if name := str(self.session.draft.value(field.setting.key) or "").strip():
-            show = partial(self._show_facts, field, name)
-
-            def refuse(faults: list[ConfigProblem]) -> None:
-                field.show_note(faults[0].sentence, wrong=True)
-
-            self.session.service.ask("model_facts", show, on_refused=refuse, owner=field, name=name)
+            self.session.service.ask(
+                "model_facts",
+                partial(self._show_facts, field, name),
+                on_refused=lambda faults: field.show_note(faults[0].sentence, wrong=True),
+                owner=field,
+                name=name,
+            )
 
     def _show_facts(self, field: PathField, name: str, facts: dict[str, Any] | None) -> None:
         is_base, now = field.setting.key == "model", str(self.session.draft.value(field.setting.key) or "").strip()

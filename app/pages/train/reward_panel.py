@@ -279,12 +279,14 @@ class RewardPanel(QWidget):
         self.menu.aboutToShow.connect(self.servers.refresh)
         self.add_model = button("Add Model", menu=self.menu, tip="A model that scores: a reward model, or a judge")
         self.try_button = button("Try", self._try, tip=TRY_TIP)
-        self.result = BenchLine(bench)
+        self.result = ElidedLink("", tip="Show the scores of every completion")
         self.more = LinkButton("", on_click=self.show_all)
         buttons = (self.use_defaults, self.add_file, self.add_model, self.try_button)
         self.tab_stops: list[QWidget] = [self.more, self.table, *buttons, self.result]
         self.model.picked.connect(self._pick)
-        bench.busy_changed.connect(self._show_busy)
+        connect(self._show_bench, bench.busy_changed, bench.changed)
+        bench.progress.connect(lambda done, of: self._say(f"{bench.busy}, {done:,} of {of:,}" if of else bench.busy))
+        self._show_bench()
         self.arguments.changed.connect(self._take_arguments)
         connect(self.remove, self.arguments.remove.clicked, self.table.remove_requested)
         self.arguments.edit.clicked.connect(self._edit_rubric)
@@ -318,8 +320,15 @@ class RewardPanel(QWidget):
             size = int(self._draft.valid_values()["group_size"])
             self._bench.sample("random", TRIED_ROWS, [], size, self._seed)
 
-    def _show_busy(self, activity: str) -> None:
-        self.try_button.setText("Cancel" if activity else "Try")
+    def _show_bench(self, _activity: str = "") -> None:
+        bench = self._bench
+        self.try_button.setText("Cancel" if bench.busy else "Try")
+        first = bench.findings[0]["sentence"] if bench.findings else ""
+        failed = (bench.failed or {}).get("sentence", "")
+        self._say(f"{bench.busy}…" if bench.busy else failed or first or (bench.count and "Scores are ready") or "")
+
+    def _say(self, text: str) -> None:
+        configure(self.result, text=text, accessibleName=f"Rewards: {text}", visible=bool(text))
 
     def _pick(self, weights: Mapping[str, float | None]) -> None:
         """The draft gets no weights if all are 1."""
@@ -407,24 +416,6 @@ class RewardPanel(QWidget):
                 chain[following].setFocus(reason)
                 return True
         return super().focusNextPrevChild(forward)
-
-
-class BenchLine(ElidedLink):
-    def __init__(self, bench: RewardBench) -> None:
-        super().__init__("", tip="Show the scores of every completion")
-        self._bench = bench
-        connect(self._show, bench.busy_changed, bench.changed)
-        bench.progress.connect(lambda done, of: self._say(f"{bench.busy}, {done:,} of {of:,}" if of else bench.busy))
-        self._show()
-
-    def _show(self, _activity: str = "") -> None:
-        bench = self._bench
-        first = bench.findings[0]["sentence"] if bench.findings else ""
-        failed = (bench.failed or {}).get("sentence", "")
-        self._say(f"{bench.busy}…" if bench.busy else failed or first or (bench.count and "Scores are ready") or "")
-
-    def _say(self, text: str) -> None:
-        configure(self, text=text, accessibleName=f"Rewards: {text}", visible=bool(text))
 
 
 class RewardArguments(QWidget):

@@ -1,7 +1,7 @@
 """The Train page: the form in two densities, and the launch column beside it."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -75,7 +75,10 @@ class TrainPage(QWidget):
         form.column.addStretch()
         data, adapter, reward_file = (form.fields[key] for key in ("data", "adapter", "reward_functions_file"))
         assert isinstance(data, PathField) and isinstance(adapter, AdapterField) and isinstance(reward_file, PathField)
-        self.default_dataset, self.dataset_line = DefaultDatasetOffer(session, data), DatasetLine(self.dataset, data)
+        text = f"Use {first_choices.DATASET}: {first_choices.DATASET_ABOUT}"
+        self.default_dataset = ElidedLink(text, data, on_click=self._use_default_dataset, tip=text)
+        self.default_dataset.colour = "accent"
+        self.dataset_line = DatasetLine(self.dataset, data)
         for part in (self.default_dataset, self.dataset_line):
             data.tab_stops.append(part)
             data.layout().addWidget(part)  # pyright: ignore[reportOptionalMemberAccess]
@@ -206,7 +209,29 @@ class TrainPage(QWidget):
         self.rewards.show_rewards()
         self._show_plan()
 
+    def _use_default_dataset(self) -> None:
+        name, field = first_choices.DATASET, self.form.fields["data"]
+
+        def show_note(size: str) -> None:
+            if self.draft.value("data") == name:
+                field.show_note(f"Not on this machine: {size} will be downloaded when the run starts.")
+
+        self.session.use_data(name)
+        if not is_dataset_cached(name):
+            self.session.service.ask(
+                "hub_files",
+                lambda answer: show_note(size_text(answer["total"])),
+                on_refused=lambda _faults: show_note("it"),
+                owner=field,
+                id=name,
+                repo_type="dataset",
+            )
+
     def _show_applying(self) -> None:
+        data = self.draft.value("data")
+        set_shown(self.default_dataset, not str(data or "").strip())
+        if data != first_choices.DATASET:
+            self.form.fields["data"].show_note("")
         applying = self.form.show_applying(self.draft.valid_values())
         now = {key: self.draft.value(key) for key in SETTINGS if key in applying - NO_CHIP}
         changed = [key for key, value in now.items() if not is_equivalent(value, SETTINGS[key].default)]
@@ -286,39 +311,6 @@ class TrainPage(QWidget):
         self.session.message.emit(f"{setting.label} applies only with another choice of {SETTINGS[decides].label}.")
 
 
-class DefaultDatasetOffer(ElidedLink):
-    def __init__(self, session: Session, field: PathField) -> None:
-        text = f"Use {first_choices.DATASET}: {first_choices.DATASET_ABOUT}"
-        super().__init__(text, field, on_click=self._take, tip=text)
-        self.colour = "accent"
-        self._session, self._field = session, field
-        session.draft.changed.connect(self._on_changed)
-        self._on_changed("")
-
-    def _take(self) -> None:
-        self._session.use_data(first_choices.DATASET)
-        if not is_dataset_cached(first_choices.DATASET):
-            self._session.service.ask(
-                "hub_files",
-                lambda answer: self._show_note(size_text(answer["total"])),
-                on_refused=lambda _faults: self._show_note("it"),
-                owner=self._field,
-                id=first_choices.DATASET,
-                repo_type="dataset",
-            )
-
-    def _show_note(self, size: str) -> None:
-        if self._session.draft.value("data") == first_choices.DATASET:
-            self._field.show_note(f"Not on this machine: {size} will be downloaded when the run starts.")
-
-    def _on_changed(self, key: str) -> None:
-        if key in ("", "data"):
-            data = self._session.draft.value("data")
-            self.setVisible(not str(data or "").strip())
-            if data != first_choices.DATASET:
-                self._field.show_note("")
-
-
 class DatasetLine(ElidedLink):
     def __init__(self, dataset: Dataset, parent: QWidget | None = None) -> None:
         super().__init__("", parent)
@@ -396,13 +388,10 @@ class ToolsPart(QObject):
                 self._exact, self._problem = exact, problem
                 self._show("", has_sources=True)
 
-        def on_refused(faults: Sequence[ConfigProblem]) -> None:
-            answered(None, " ".join(fault.sentence for fault in faults))
-
         self._session.service.ask(
             "tools",
             lambda answer: answered(ToolSchemas(**answer), ""),
-            on_refused=on_refused,
+            on_refused=lambda faults: answered(None, " ".join(fault.sentence for fault in faults)),
             owner=self._field,
             settings=settings,
         )
