@@ -29,9 +29,6 @@ SIDE = 72
 
 
 class PromptBox(QPlainTextEdit):
-    """The box for a prompt. Enter sends, Shift+Enter begins a line, Escape stops. Files of pictures can be dropped and
-    pasted."""
-
     sent = Signal()
     stopped = Signal()
     pictures_given = Signal(list)  # list[str]

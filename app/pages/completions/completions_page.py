@@ -155,7 +155,7 @@ class CompletionsPage(QWidget):
         self.show_its_step = LinkButton("Show its step", on_click=self.go_to_step)
         for link in (self.follow_prompt, self.show_its_step):
             self.detail.head.addWidget(link, 0, Qt.AlignmentFlag.AlignTop)
-        self.save = button("Save", self.cancel_saving, tip="Save completions as JSON lines or Markdown")
+        self.save = button("Save", self._end_saving, tip="Save completions as JSON lines or Markdown")
         self._save_menu = QMenu(self.save)
         self._save_menu.addAction("Selected completions…", lambda: self._ask_where(self.table.selected_rows()))
         self._save_menu.addAction("Everything shown…", lambda: self._ask_where(range(self.model.rowCount())))
@@ -454,16 +454,13 @@ class CompletionsPage(QWidget):
         except UserError as error:
             self._end_saving(error.faults[0].sentence)
 
-    def cancel_saving(self) -> None:
+    def _end_saving(self, sentence: str = "") -> None:
         if self._export is not None:
             self._export.close()
-            self._end_saving(f"{self._export_of[0].name} was not saved.")
-
-    def _end_saving(self, sentence: str) -> None:
-        self._saving.stop()
-        self._export = None
-        self.session.message.emit(sentence)
-        self._show_saving()
+            self._saving.stop()
+            self._export = None
+            self.session.message.emit(sentence or f"{self._export_of[0].name} was not saved.")
+            self._show_saving()
 
     def _show_saving(self) -> None:
         is_busy = self._export is not None
@@ -472,7 +469,7 @@ class CompletionsPage(QWidget):
         self.save.setMenu(None if is_busy else self._save_menu)  # pyright: ignore[reportArgumentType]: None removes it
 
     def show_requested(self, step: int, name: str | None) -> None:
-        """Show the completions of a step that a filter of FILTERS leaves; None: all."""
+        """`name`: of a filter; None shows all."""
         self.bar.reset()
         self.bar.show_filter(name or ALL)
         self._shown = None  # the step may be the one on screen, with the filter it had
@@ -651,7 +648,6 @@ class FilterBar(QWidget):
         self.filter.setToolTip(FILTERS[self.filter.currentData()].sentence)
 
     def _search(self) -> None:
-        """A moment after the last key, and at once on Return."""
         self._typing.stop()
         if self.search.text() != self._sought:
             self._sought = self.search.text()

@@ -483,7 +483,6 @@ class DatasetFigures(QFrame):
         self.other.setText(LENGTHS if shown else VARIETY)
 
     def show_figure(self, key: str, number: int | None, *, sample: bool = False) -> None:
-        """Show one of FIGURES; None is unknown."""
         text = DASH if number is None else f"{'~' if sample and number else ''}{number:,}"
         self.numbers[key].setText(text)
         self._figures[key].setAccessibleName(f"{FIGURES[key][0]}: {text}")
@@ -573,7 +572,6 @@ class VarietyFigures(QWidget):
             self._grid.setColumnStretch(2 * i + 1, 1)
 
     def show_figures(self, figures: Sequence[tuple[str, str, str]], placeholder: str = "") -> None:
-        """Show (name, value, help) of each figure, or the placeholder without any."""
         clear_layout(self._grid)
         self.cells = []
         font = theme.caption_font()

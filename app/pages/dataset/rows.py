@@ -72,7 +72,6 @@ class RowModel(RowsModel):
         self._request_timer = configure(QTimer(self, singleShot=True, interval=20), timeout=self._request)
 
     def show_rows(self, numbers: Sequence[int], columns: Sequence[DataColumn]) -> None:
-        """Show other rows of a dataset, none of them fetched yet."""
         self.beginResetModel()
         figures = [Column("Row", is_figure=True), Column("Tokens", is_figure=True)]
         figures += [Column("Solved", is_figure=True)] if self.solved else []
@@ -172,7 +171,6 @@ class RowTable(BaseTable):
         model.dataChanged.connect(lambda first, _: first.row() == 0 and self.fit_columns())
 
     def reset_view(self, placeholder: str = "") -> None:
-        """After `show_rows`: size the columns, select the first row."""
         self.set_placeholder(placeholder)
         self.fit_columns()
         if self._rows.rowCount():
@@ -245,7 +243,6 @@ class RowDetail(QFrame):
         theme.signals.changed.connect(self._draw)
 
     def show_row(self, index: int, preview: Mapping[str, Any] | None) -> None:
-        """Show row `index` (from 0), None for nothing."""
         self._preview = preview
         self.title.setText(f"Row {index + 1:,}" if preview is not None else "")
         self._draw()

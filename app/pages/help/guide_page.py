@@ -1,7 +1,7 @@
 """The Guide page: the contents with a search, and a chapter in the theme's colours, scrolled to a paragraph."""
 
 from PySide6.QtCore import QSignalBlocker, QSize, Qt, Signal
-from PySide6.QtGui import QKeySequence, QResizeEvent, QShortcut, QTextCursor
+from PySide6.QtGui import QResizeEvent, QShortcut, QTextCursor
 from PySide6.QtWidgets import QFrame, QTextBrowser, QTreeWidget, QTreeWidgetItem, QWidget
 
 from app import theme
@@ -153,8 +153,7 @@ class GuidePage(QWidget):
         self.contents.chosen.connect(self.show_place)
         self.view.link_chosen.connect(self.follow)
         self.back = button("Back", self.go_back, tip="Go back in the guide, or to the page before it (Ctrl+Alt+Left)")
-        backspace = QShortcut(QKeySequence(Qt.Key.Key_Backspace), self.view, self.go_back)
-        backspace.setContext(Qt.ShortcutContext.WidgetShortcut)
+        QShortcut(Qt.Key.Key_Backspace, self.view, self.go_back, context=Qt.ShortcutContext.WidgetShortcut)
         reading = holder(column((self.view, 1), margins=(theme.SPACE, 0, 0, 0)))
         sizes = (theme.scaled(CONTENTS_WIDTH), theme.scaled(4 * CONTENTS_WIDTH))
         parts = splitter(self.contents, reading, stretch=(0, 1), sizes=sizes)

@@ -41,13 +41,14 @@ class SteeringPanel(QDialog):
         self.run = configure(run, changed=self.refresh, state_changed=self.refresh)
         self._asked_after: int | None = None
         self._present: Config | None = None
-        self._edited: dict[str, Any] = {}
+        self._edited: dict[str, Any] = {}  # as typed; and those of them that differ from the present values
+        self._differing: dict[str, Any] = {}
         self._changes: list[Change] | None = None
         self.fields: dict[str, Field] = {}
         intro = label("A change takes effect from the next step on, also after a resume.", role="muted", wrap=True)
         self.problem = label(role="problem", wrap=True)
         self.answer = label(role="muted", wrap=True, selectable=True)
-        self.apply_button = button("Apply", self._ask, primary=True)
+        self.apply_button = button("Apply", lambda: self._send(self._differing), primary=True)
         self.revert_button = button("Revert", self._revert, tip="Shows the present values again")
         self._history_title = label("Changes of this run", font=theme.heading_font())
         self._history = column(spacing=4)
@@ -84,7 +85,7 @@ class SteeringPanel(QDialog):
         try:
             present, changes = run.settings_now()
         except UserError as error:
-            self._refuse(error)
+            self._show_answer(" ".join(fault.sentence for fault in error.faults), is_refusal=True)
             return
         if present != self._present:
             self._present = present
@@ -113,9 +114,6 @@ class SteeringPanel(QDialog):
         self.answer.setText("" if is_refusal else sentence)
         self.problem.setText(sentence if is_refusal else "")
 
-    def _refuse(self, error: UserError) -> None:
-        self._show_answer(" ".join(fault.sentence for fault in error.faults), is_refusal=True)
-
     def _differs(self, present: Config, key: str, raw: Any) -> bool:
         try:
             return bool(changed(present, {key: raw}, self.run.step))
@@ -130,10 +128,9 @@ class SteeringPanel(QDialog):
     def _check(self) -> None:
         if self._present is None:
             return
-        pairs: dict[str, Any] = {}
-        problems: dict[str, str] = {}
+        problems, self._differing = dict[str, str](), {}
         try:
-            pairs = changed(self._present, self._edited, self.run.step)
+            self._differing = {key: self._edited[key] for key in changed(self._present, self._edited, self.run.step)}
         except UserError as error:
             problems = {fault.setting: fault.sentence for fault in error.faults}
         values = self._present.model_dump() | self._edited
@@ -141,8 +138,8 @@ class SteeringPanel(QDialog):
             field.show_problem(problems.pop(key, ""))
             set_shown(field, field.setting.applies(values))
         self.problem.setText(" ".join(problems.values()))
-        self.apply_button.setEnabled(bool(pairs))
-        self.apply_button.setText(f"Apply {len(pairs)} changes" if len(pairs) > 1 else "Apply")
+        count = len(self._differing)
+        configure(self.apply_button, enabled=count > 0, text=f"Apply {count} changes" if count > 1 else "Apply")
         self.revert_button.setEnabled(bool(self._edited))
 
     def _revert(self) -> None:
@@ -151,10 +148,6 @@ class SteeringPanel(QDialog):
             field.show_value(getattr(self._present, key))
         self._check()
 
-    def _ask(self) -> None:
-        assert self._present is not None
-        self._send({key: self._edited[key] for key in changed(self._present, self._edited, self.run.step)})
-
     def _send(self, settings: dict[str, Any]) -> None:
         self._show_answer(ASKED)
         self._asked_after = max((note.get("seq", -1) for note in self.run.data.notes), default=-1)
@@ -162,4 +155,4 @@ class SteeringPanel(QDialog):
             self.run.change(settings)
         except UserError as error:
             self._asked_after = None
-            self._refuse(error)
+            self._show_answer(" ".join(fault.sentence for fault in error.faults), is_refusal=True)

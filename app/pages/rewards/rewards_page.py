@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QKeySequence, QResizeEvent, QShortcut, QShowEvent
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QResizeEvent, QShortcut, QShowEvent
 from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 
 from app import theme
@@ -91,8 +91,7 @@ class RewardsPage(QWidget):
         self.keep = button("Keep as case", self.keep_case, tip=keep_tip)
         self.drop = button("Remove", self.drop_case, tip="Remove the selected case (Delete)")
         for key in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
-            shortcut = QShortcut(QKeySequence(key), self.cases, self.drop_case)
-            shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+            QShortcut(key, self.cases, self.drop_case, context=Qt.ShortcutContext.WidgetShortcut)
         right = Qt.AlignmentFlag.AlignRight
         column((self.detail, 1), row((self.label_line, 1), self.keep), into=detail_side)
         column(self.kept, (self.cases.in_card(), 1), (self.drop, 0, right), into=case_side)
@@ -247,7 +246,6 @@ class RewardsPage(QWidget):
         set_shown(self.label_line, bool(names))
 
     def _keep_label(self) -> None:
-        """Keep the user's score of a completion for a judge, and go to the next completion."""
         try:
             score = float(self.score.text().replace(",", "."))
         except ValueError:
@@ -296,7 +294,6 @@ def _dropped(event: QDropEvent) -> Path | None:
 
 
 def figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """The rows of the table: measure, value, explanation."""
 
     def share(value: float | None) -> str:
         return DASH if value is None else f"{value:.0%}"

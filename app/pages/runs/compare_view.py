@@ -164,8 +164,6 @@ class RunLegend(QWidget):
 
 
 class ComparisonTable(BaseTable):
-    """A read-only table of texts: its first row is the header, its first column names the rows."""
-
     def __init__(self, name: str) -> None:
         self._texts = TextsModel()
         super().__init__(model=self._texts, name=name, textElideMode=Qt.TextElideMode.ElideMiddle)

@@ -279,8 +279,7 @@ class FileProblemsPanel(QFrame):
 
 
 class TranslatedFileBanner(QFrame):
-    """Tells which settings of another program's file were converted, which were ignored and why, and whose defaults
-    the others have."""
+    """Which settings of another program's file were converted or ignored, and whose defaults the others have."""
 
     def __init__(self, draft: Draft) -> None:
         super().__init__()

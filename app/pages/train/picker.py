@@ -206,8 +206,6 @@ class DownloadRow(QWidget):
 
 
 class Picker(QDialog):
-    """The dialog for one `kind`: "model", "reward model" or "dataset"."""
-
     def __init__(self, kind: str, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.kind, self._session, self._repo_type = kind, session, "dataset" if kind == "dataset" else "model"
