@@ -68,19 +68,10 @@ class GrowingText(QTextEdit):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        configure(
-            self,
-            role="plain",
-            accessibleName=name,
-            frameShape=QFrame.Shape.NoFrame,
-            readOnly=True,
-            tabChangesFocus=True,
-            font=theme.mono_font(),
-            acceptRichText=False,
-            wordWrapMode=QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere,
-            verticalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
-            horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
-        )
+        wrap, no_bar = QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere, Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+        configure(self, name=name, role="plain", font=theme.mono_font(), frameShape=QFrame.Shape.NoFrame)
+        configure(self, readOnly=True, tabChangesFocus=True, acceptRichText=False, wordWrapMode=wrap)
+        configure(self, verticalScrollBarPolicy=no_bar, horizontalScrollBarPolicy=no_bar)
         self.document().setDocumentMargin(0)
         self.document().documentLayout().documentSizeChanged.connect(self._fit)
         self._fit(self.document().size())

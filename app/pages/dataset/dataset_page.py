@@ -306,23 +306,21 @@ class DatasetPage(QWidget):
         self._generation += 1
         rows = range(dataset.splits.get(dataset.split, {}).get("rows", 0))
         numbers = self._by_difficulty[kind] if kind else rows
-        self.model.show_rows(numbers, self._columns() if numbers else [])
-        self.table.reset_view(self._placeholder())
-        if not numbers:
-            self.detail.show_row(0, None)
-        self._show_enabled()  # a model reset drops the selection without a signal
-
-    def _columns(self) -> list[DataColumn]:
         valid_values = self.draft.valid_values()
-        uses = {valid_values[key]: use for key, use in reversed(self.dataset.uses.items())}
-        wide = self.dataset.suggested_columns.get("prompt_feature", valid_values["prompt_feature"])
+        uses = {valid_values[key]: use for key, use in reversed(dataset.uses.items())}
+        wide = dataset.suggested_columns.get("prompt_feature", valid_values["prompt_feature"])
         columns, order = [], [*USES.values(), ""]
-        for each in self.dataset.preview["columns"]:
+        for each in dataset.preview["columns"] if numbers else ():
             name, is_number = each["name"], each["kind"] == "number"
             use = uses.get(name, "")
             title = name if use in ("", name) else f"{name} → {use}"
             columns.append(DataColumn(title, is_figure=is_number, name=name, use=use, wide=name == wide))
-        return sorted(columns, key=lambda column: (not column.wide, order.index(column.use)))
+        columns.sort(key=lambda column: (not column.wide, order.index(column.use)))
+        self.model.show_rows(numbers, columns)
+        self.table.reset_view(self._placeholder())
+        if not numbers:
+            self.detail.show_row(0, None)
+        self._show_enabled()  # a model reset drops the selection without a signal
 
     def _placeholder(self) -> str:
         data, state = self.draft.value("data"), self.dataset.state

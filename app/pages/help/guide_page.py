@@ -26,17 +26,10 @@ class GuideContents(QWidget):
         self._place = ""
         first = lambda: self._choose(self.tree.topLevelItem(0))  # noqa: E731
         self.search = SearchEdit("Find in the guide", textChanged=self._fill, returnPressed=first)
-        self.tree = configure(
-            QTreeWidget(),
-            name="Contents of the guide",
-            role="contents",
-            headerHidden=True,
-            frameShape=QFrame.Shape.NoFrame,
-            uniformRowHeights=True,
-            indentation=theme.scaled(14),
-            textElideMode=Qt.TextElideMode.ElideRight,
-            horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff,
-        )
+        elide, no_bar = Qt.TextElideMode.ElideRight, Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+        self.tree = configure(QTreeWidget(), name="Contents of the guide", role="contents", headerHidden=True)
+        configure(self.tree, frameShape=QFrame.Shape.NoFrame, uniformRowHeights=True, indentation=theme.scaled(14))
+        configure(self.tree, textElideMode=elide, horizontalScrollBarPolicy=no_bar)
         connect(self._choose, self.tree.currentItemChanged, self.tree.itemClicked)  # a click on the current one scrolls
         column(self.search, (self.tree, 1), into=self)
         self._fill("")

@@ -350,24 +350,20 @@ def changes(run: Run) -> list[BeforeAfter]:
     tested = run.data.test_metrics.get(metric)
     if isinstance(tested, int | float):
         found.append(BeforeAfter(f"{what} on test prompts", None, tested / full, unit))
-    return [change for change in (*found, *evaluated(run)) if change.after is not None]
-
-
-def evaluated(run: Run) -> list[BeforeAfter]:
-    if (newest := next(read_evaluations(run.folder), None)) is None:
-        return []
-    made = newest.evaluation
-    figures = [side.figures for side in made.headline.sides.values()]
-    differences = [made.headline.difference] if made.headline.difference else []
-    passes = all(each.pass_at for each in figures)
-    means = [min(each.pass_at.items())[1] if passes else each.reward for each in (*figures, *differences)]
-    change = means.pop() if differences else None
-    text = f"Evaluated on {made.data.split}"
-    if change and change.low is not None and change.high is not None:
-        ends = (f"{x * 100:+.0f}" if passes else signed(x) for x in (change.low, change.high))
-        text += f": {' to '.join(ends)}".replace("-", MINUS)
-    before = means[0].value if len(means) > 1 else None
-    return [BeforeAfter(text, before, means[-1].value, "share" if passes else "")]
+    if (newest := next(read_evaluations(run.folder), None)) is not None:
+        made = newest.evaluation
+        figures = [side.figures for side in made.headline.sides.values()]
+        differences = [made.headline.difference] if made.headline.difference else []
+        passes = all(each.pass_at for each in figures)
+        means = [min(each.pass_at.items())[1] if passes else each.reward for each in (*figures, *differences)]
+        change = means.pop() if differences else None
+        text = f"Evaluated on {made.data.split}"
+        if change and change.low is not None and change.high is not None:
+            ends = (f"{x * 100:+.0f}" if passes else signed(x) for x in (change.low, change.high))
+            text += f": {' to '.join(ends)}".replace("-", MINUS)
+        before = means[0].value if len(means) > 1 else None
+        found.append(BeforeAfter(text, before, means[-1].value, "share" if passes else ""))
+    return [change for change in found if change.after is not None]
 
 
 def effort(run: Run) -> str:

@@ -287,14 +287,9 @@ class RewardFilePanel(QFrame):
         self.reload = button("Reload", self._reload)
         self.details = button("Details", lambda: show_details(self._trace, self), tip="The whole traceback")
         links = Qt.TextInteractionFlag.LinksAccessibleByMouse | Qt.TextInteractionFlag.LinksAccessibleByKeyboard
-        self.frames = label(
-            font=theme.mono_font(theme.CAPTION),
-            wrap=True,
-            name="Traceback",
-            textFormat=Qt.TextFormat.RichText,
-            textInteractionFlags=links,
-            linkActivated=lambda line: self.editor.reveal(int(line)),
-        )
+        rich, small = Qt.TextFormat.RichText, theme.mono_font(theme.CAPTION)
+        self.frames = label(font=small, wrap=True, name="Traceback", textFormat=rich, textInteractionFlags=links)
+        self.frames.linkActivated.connect(lambda line: self.editor.reveal(int(line)))
         configure(self.editor, save_requested=self.save_file, run_requested=self.bench.score)
         configure(self.editor, left=lambda: save.setFocus(Qt.FocusReason.TabFocusReason))
         self.editor.document().modificationChanged.connect(self._show_state)

@@ -332,18 +332,10 @@ class JudgePanel(QFrame):
         selected, drop = self.label_table.selected_rows, partial(check.edit_labels, do="drop")
         self.drop = button("Remove", lambda: [drop(self.name, place=place) for place in selected()], tip=tip)
         top = Qt.AlignmentFlag.AlignTop
-        column(
-            self.which,
-            row((self.dot, 0, top), (self.verdict, 1)),
-            self.table,
-            row(self.start, (self.about, 1), (self.bar, 1), self.cancel),
-            card(role="rule"),
-            row((self.kept, 1), (self.drop, 0, top)),
-            (self.label_table, 1),
-            into=self,
-            spacing=12,
-            margins=12,
-        )
+        verdict = row((self.dot, 0, top), (self.verdict, 1))
+        checking = row(self.start, (self.about, 1), (self.bar, 1), self.cancel)
+        labels = (card(role="rule"), row((self.kept, 1), (self.drop, 0, top)), (self.label_table, 1))
+        column(self.which, verdict, self.table, checking, *labels, into=self, spacing=12, margins=12)
         check.changed.connect(self._show)
         check.progress.connect(lambda done, of: configure(self.bar, range=(0, of), value=done))
         self.label_table.selectionModel().currentRowChanged.connect(self._show_enabled)

@@ -47,16 +47,10 @@ class RunDetails(TabArea):
         self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.chip, self.when = StateChip(), label(role="muted")
         self.problem = label(role="problem", wrap=True)
-        self.family = configure(
-            QTreeWidget(),
-            accessibleName="Parents and clones of the run",
-            headerHidden=True,
-            frameShape=QFrame.Shape.NoFrame,
-            indentation=theme.scaled(16),
-            itemsExpandable=False,
-            textElideMode=Qt.TextElideMode.ElideMiddle,
-            horizontalScrollBarPolicy=no_bar,
-        )
+        elide, frame = Qt.TextElideMode.ElideMiddle, QFrame.Shape.NoFrame
+        self.family = configure(QTreeWidget(), name="Parents and clones of the run", headerHidden=True)
+        configure(self.family, frameShape=frame, indentation=theme.scaled(16), itemsExpandable=False)
+        configure(self.family, textElideMode=elide, horizontalScrollBarPolicy=no_bar)
         chosen, role = self.run_chosen, Qt.ItemDataRole.UserRole
         connect(lambda item, _: chosen.emit(item.data(0, role)), self.family.itemClicked, self.family.itemActivated)
         self.machines = label(wrap=True)

@@ -273,13 +273,9 @@ class RunTable(BaseTable):
         self.sorted = _TestedRows(model, self)
         menu = Qt.ContextMenuPolicy.CustomContextMenu
         configure(self, model=self.sorted, itemDelegate=CellDelegate(CURVE, draw_curve, self), contextMenuPolicy=menu)
-        head = configure(
-            self.horizontalHeader(),
-            sectionResizeMode=QHeaderView.ResizeMode.Interactive,
-            minimumSectionSize=theme.scaled(WIDTHS["flag"]),
-            sectionsMovable=True,
-            contextMenuPolicy=menu,
-        )
+        head = configure(self.horizontalHeader(), sectionsMovable=True, contextMenuPolicy=menu)
+        head.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        head.setMinimumSectionSize(theme.scaled(WIDTHS["flag"]))
 
         def emit(*_: int) -> None:
             if not self._is_arranging:
@@ -389,11 +385,8 @@ class ColumnDialog(Dialog):
         super().__init__("Columns", parent, (420, 520))
         self._offered = list(offered)
         self.search = SearchEdit("Find a setting or metric", "Find a column", textChanged=self._filter)
-        self.list = configure(
-            QListWidget(),
-            accessibleName="Columns of the table of runs",
-            dragDropMode=QAbstractItemView.DragDropMode.InternalMove,
-        )
+        self.list = configure(QListWidget(), name="Columns of the table of runs")
+        self.list.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
         connect(lambda *_: self._emit(), self.list.itemChanged, self.list.model().rowsMoved)
         up = button("Up", lambda: self.move(-1), tip="Alt+Up")
         down = button("Down", lambda: self.move(1), tip="Alt+Down")

@@ -197,13 +197,9 @@ class RunsPage(QWidget):
         run = self.session.run
         # Monitor's state of the run is newer, and includes pauses.
         if run is not None and run.is_live and run.state != "reading":
-            path = str(run.folder.path)
-            records = [
-                replace(record, summary=replace(record.summary, state=run.state))
-                if record.summary.path == path
-                else record
-                for record in records
-            ]
+            for place, record in enumerate(records):
+                if record.summary.path == str(run.folder.path):
+                    records[place] = replace(record, summary=replace(record.summary, state=run.state))
         self.model.set_rows(records)
         if self._comparison is not None:
             self._comparison.update_records(records)
@@ -426,17 +422,11 @@ class QueuePanel(QFrame):
         self.setProperty("role", "card")
         self._session, self._queue = session, session.queue
         self.model = configure(QueueModel(self), dropped=self._move)
-        self.table = table = BaseTable(
-            model=self.model,
-            name="Waiting runs, in their order",
-            single=True,
-            resizable=True,
-            dragDropMode=QAbstractItemView.DragDropMode.InternalMove,
-            dragDropOverwriteMode=False,
-            dropIndicatorShown=True,
-            textElideMode=Qt.TextElideMode.ElideMiddle,  # names of runs and models differ at their end
-            activated=lambda _: self._edit(),
-        )
+        name = "Waiting runs, in their order"
+        table = self.table = BaseTable(model=self.model, name=name, single=True, resizable=True)
+        table.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
+        configure(table, dragDropOverwriteMode=False, dropIndicatorShown=True, activated=lambda _: self._edit())
+        table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs and models differ at their end
         table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
         table.horizontalHeader().hide()  # for a copy it names the columns; here they explain themselves
         keys = {

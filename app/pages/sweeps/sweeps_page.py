@@ -10,7 +10,7 @@ from typing import Any
 
 from PySide6.QtCore import QRect, QRectF, QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QHideEvent, QPainter, QShowEvent
-from PySide6.QtWidgets import QFrame, QHeaderView, QLineEdit, QWidget
+from PySide6.QtWidgets import QHeaderView, QLineEdit, QWidget
 
 from app import theme
 from app.state.memory import amount
@@ -217,7 +217,54 @@ class SweepsPage(QWidget):
         self.sweeps = Sweeps(self)
         self.plan: SweepPlan | None = None
         self._follows_data = False
-        form_card = self._build_form()
+        begin, muted = SweepForm(), partial(label, role="muted")
+        self.name = _field(free_name(begin.name), "Name")
+        self.name_problem = label(role="problem")
+        tip = "Held-out rows show what was learned, not what was memorised."
+        self.rank = Segments(RANKS, "Rank by", tip=tip)
+        self.rank_note = label(role="muted", wrap=True)
+        tip = "Sets Validation share to 0.1 in the form, and Eval where it is 0"
+        self.hold_out = button("Hold out 10 %", session.draft.hold_out, tip=tip)
+        self.hold_out.clicked.connect(lambda: self.rank.choose("held_out"))
+        tip = "Grid: every combination. Random: as many draws as you say."
+        self.search = Segments({"grid": "Grid", "random": "Random"}, "Search", tip=tip)
+        self.trials = _field(begin.trials, "Configurations", width=64)
+        tip = "Every configuration is trained once with each seed; results are means over them."
+        self.seeds = _field(begin.seeds, "Seeds", tip=tip)
+        self.halves = Switch(name="Stop weak configurations early", checked=begin.halves)
+        self.first_rung = _field(begin.first_rung, "Steps before the first are stopped", width=64)
+        self.keep = _field(begin.keep, "Share that continues", width=64)
+        self.varied = VariedRows()
+        for varied in begin.varied:
+            self.varied.add(*varied)
+        self.what = label(wrap=True, role="muted", name="What the sweep would take")
+        self.problem = label(wrap=True, role="problem")
+        self.start_button = button("Start the sweep", self.start, primary=True)
+        lines = (self.name, self.trials, self.seeds, self.first_rung, self.keep)
+        chosen = (self.search.chosen, self.halves.toggled, self.varied.edited, self.rank.chosen)
+        connect(lambda *_: self._show_plan(), *(line.textChanged for line in lines), *chosen)
+
+        self._trials_words = muted("configurations")
+        after, keep, rest = self._rung_words = tuple(map(muted, ("after", "steps keep", "and so on")))
+        rows = {
+            "Name": holder(column(self.name, self.name_problem, spacing=2)),
+            "Search": holder(row(self.search, self.trials, self._trials_words, None)),
+            "Over": self.varied,
+            "Seeds": self.seeds,
+            "Rank by": holder(row(self.rank, (self.rank_note, 1), self.hold_out, None)),
+            "Stop weak runs early": holder(row(self.halves, after, self.first_rung, keep, self.keep, rest, None)),
+        }
+        fields = grid((), stretch=1, spacing=(12, theme.SPACE), margins=(16, 12, 16, 12))
+        for place, (words, widget) in enumerate(rows.items()):
+            # Beside the first line of its field.
+            title = muted(words, minimumHeight=self.name.sizeHint().height())
+            fields.addWidget(title, place, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
+            fields.addWidget(widget, place, 1)
+        texts = column(self.what, self.problem)
+        end = row((texts, 1), (self.start_button, 0, Qt.AlignmentFlag.AlignBottom), spacing=2 * theme.SPACE)
+        fields.addLayout(end, len(rows), 0, 1, 2)
+        form_card = card(fields)
+
         self.chosen = ComboBox(name="Sweep on show", length=18)
         self.chosen.activated.connect(lambda _: self.sweeps.show(self.chosen.currentText()))
         self.state = label(font=theme.heading_font())
@@ -253,57 +300,6 @@ class SweepsPage(QWidget):
         configure(self.sweeps, changed=self._show_results, told=session.message)
         changed = (session.draft.changed, session.time_forecast.changed)
         connect(lambda *_: self.isVisible() and self._show_plan(), *changed)
-
-    def _build_form(self) -> QFrame:
-        begin, muted = SweepForm(), partial(label, role="muted")
-        self.name = _field(free_name(begin.name), "Name")
-        self.name_problem = label(role="problem")
-        tip = "Held-out rows show what was learned, not what was memorised."
-        self.rank = Segments(RANKS, "Rank by", tip=tip)
-        self.rank_note = label(role="muted", wrap=True)
-        tip = "Sets Validation share to 0.1 in the form, and Eval where it is 0"
-        self.hold_out = button("Hold out 10 %", self.session.draft.hold_out, tip=tip)
-        self.hold_out.clicked.connect(lambda: self.rank.choose("held_out"))
-        tip = "Grid: every combination. Random: as many draws as you say."
-        self.search = Segments({"grid": "Grid", "random": "Random"}, "Search", tip=tip)
-        self.trials = _field(begin.trials, "Configurations", width=64)
-        tip = "Every configuration is trained once with each seed; results are means over them."
-        self.seeds = _field(begin.seeds, "Seeds", tip=tip)
-        self.halves = Switch(name="Stop weak configurations early", checked=begin.halves)
-        self.first_rung = _field(begin.first_rung, "Steps before the first are stopped", width=64)
-        self.keep = _field(begin.keep, "Share that continues", width=64)
-        self.varied = VariedRows()
-        for varied in begin.varied:
-            self.varied.add(*varied)
-        self.what = label(wrap=True, role="muted", name="What the sweep would take")
-        self.problem = label(wrap=True, role="problem")
-        self.start_button = button("Start the sweep", self.start, primary=True)
-        lines = (self.name, self.trials, self.seeds, self.first_rung, self.keep)
-        chosen = (self.search.chosen, self.halves.toggled, self.varied.edited, self.rank.chosen)
-        connect(lambda *_: self._show_plan(), *(line.textChanged for line in lines), *chosen)
-
-        self._trials_words = muted("configurations")
-        after, keep, rest = self._rung_words = tuple(map(muted, ("after", "steps keep", "and so on")))
-        search = holder(row(self.search, self.trials, self._trials_words, None))
-        halving = holder(row(self.halves, after, self.first_rung, keep, self.keep, rest, None))
-        rows = {
-            "Name": holder(column(self.name, self.name_problem, spacing=2)),
-            "Search": search,
-            "Over": self.varied,
-            "Seeds": self.seeds,
-            "Rank by": holder(row(self.rank, (self.rank_note, 1), self.hold_out, None)),
-            "Stop weak runs early": halving,
-        }
-        fields = grid((), stretch=1, spacing=(12, theme.SPACE), margins=(16, 12, 16, 12))
-        for place, (words, widget) in enumerate(rows.items()):
-            # Beside the first line of its field.
-            title = muted(words, minimumHeight=self.name.sizeHint().height())
-            fields.addWidget(title, place, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
-            fields.addWidget(widget, place, 1)
-        texts = column(self.what, self.problem)
-        end = row((texts, 1), (self.start_button, 0, Qt.AlignmentFlag.AlignBottom), spacing=2 * theme.SPACE)
-        fields.addLayout(end, len(rows), 0, 1, 2)
-        return card(fields)
 
     def showEvent(self, event: QShowEvent) -> None:
         self.session.time_forecast.refresh()
@@ -405,15 +401,12 @@ class SweepsPage(QWidget):
         if results is not None and folder is not None:
             varied = list(results.configurations[0].settings)
             titles = [*(SETTINGS[key].label for key in varied), results.measure.partition(" over ")[0].capitalize()]
-            self.plot.show_lines(
-                titles,
-                [
-                    ParallelLine(run.run, name_of(folder.run(run.run)), (*map(each.settings.get, varied), run.value))
-                    for each in results.configurations
-                    for run in each.runs
-                ],
-                sign_of(results.metric),
-            )
+            lines = [
+                ParallelLine(run.run, name_of(folder.run(run.run)), (*map(each.settings.get, varied), run.value))
+                for each in results.configurations
+                for run in each.runs
+            ]
+            self.plot.show_lines(titles, lines, sign_of(results.metric))
         self._enable()
 
     def _enable(self) -> None:

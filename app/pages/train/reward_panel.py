@@ -210,16 +210,11 @@ class RewardTable(BaseTable):
         self.setItemDelegateForColumn(USE, TickDelegate(self))
         self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))
         edit, no_bar = QAbstractItemView.EditTrigger, Qt.ScrollBarPolicy.ScrollBarAlwaysOff
-        configure(
-            self,
-            accessibleDescription="Space ticks a row; a digit changes its weight; Alt with the arrows moves it.",
-            editTriggers=edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed | edit.AnyKeyPressed,
-            dragDropMode=QAbstractItemView.DragDropMode.InternalMove,
-            dragDropOverwriteMode=False,
-            wordWrap=True,
-            verticalScrollBarPolicy=no_bar,
-            horizontalScrollBarPolicy=no_bar,
-        )
+        self.setAccessibleDescription("Space ticks a row; a digit changes its weight; Alt with the arrows moves it.")
+        self.setEditTriggers(edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed | edit.AnyKeyPressed)
+        self.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
+        configure(self, dragDropOverwriteMode=False, wordWrap=True)
+        configure(self, verticalScrollBarPolicy=no_bar, horizontalScrollBarPolicy=no_bar)
         self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW))
         self.clicked.connect(lambda index: index.column() == WEIGHT and self.edit(index))
         model.modelReset.connect(lambda: self.fit_rows(len(model.rows)))
@@ -299,18 +294,9 @@ class RewardPanel(QWidget):
                 self.arguments.show_entry(entry)
 
         self.table.selectionModel().currentRowChanged.connect(show_current)
-        column(
-            row(label("Default Reward Functions", theme.heading_font()), None, self.count, self.more),
-            card(role="rule"),
-            self.table,
-            self.none_ticked,
-            self.arguments,
-            self.problem,
-            row(*buttons, None),
-            self.result,
-            into=self,
-            margins=(0, 4, 0, 0),
-        )
+        head = row(label("Default Reward Functions", theme.heading_font()), None, self.count, self.more)
+        parts = (self.table, self.none_ticked, self.arguments, self.problem, row(*buttons, None), self.result)
+        column(head, card(role="rule"), *parts, into=self, margins=(0, 4, 0, 0))
 
     def _try(self) -> None:
         if self._bench.busy:

@@ -59,10 +59,8 @@ class TrainPage(QWidget):
         # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         content = QWidget(self)
         form, launch = self.form, self.launch = Form(content), LaunchColumn(content)
-        self.rewards, self.chips = (
-            RewardPanel(session.reward_bench, form.page),
-            ChangedChips(session.draft, form.essentials),
-        )
+        self.rewards = RewardPanel(session.reward_bench, form.page)
+        self.chips = ChangedChips(session.draft, form.essentials)
         self.chips.after = self.rewards.tab_stops[-1]
         form.essentials.foot.addWidget(self.chips)
         self._rest_timer = configure(QTimer(self, singleShot=True, interval=SETTLE_MS), timeout=self._show_problems)
@@ -71,7 +69,26 @@ class TrainPage(QWidget):
         self.file_problems, self.translated_file = FileProblemsPanel(self.draft), TranslatedFileBanner(self.draft)
         for notice in (self.file_problems, self.translated_file, self.banner):
             launch.notices.addWidget(notice)
-        self._build_blocks()
+        for section, settings in sections().items():
+            listed = [setting for setting in settings if setting.key not in (*REWARD_FIELDS, *machines.FIELDS)]
+            # The reward table stands between the documented settings of its section and ours.
+            first = documented_part(section, listed) if section == "generation" else listed
+            block = SettingsCard(SECTIONS[section], form.page)
+            grids = [FieldGrid(first, block)]
+            if section == "generation":
+                self._reward_block = block
+                grids.append(FieldGrid((SETTINGS[key] for key in REWARD_FIELDS), block))
+                grids.append(FieldGrid((each for each in listed if each not in first), block, follows=True))
+            if section == "preference":
+                text = (label("Not applicable to GRPO.", role="muted"), 1)
+                margins = (2 * theme.SPACE, 0, 2 * theme.SPACE, 0)
+                form.add_block(holder(row(label("QAT", theme.heading_font()), text, margins=margins)), *grids)
+            for each in grids:
+                block.parts.addWidget(each)
+            form.add_block(block, *grids)
+            if section == "training":
+                self.machines = MachinesCard(session, form.page)
+                form.add_block(self.machines, self.machines.grid)
         form.column.addStretch()
         data, adapter, reward_file = (form.fields[key] for key in ("data", "adapter", "reward_functions_file"))
         assert isinstance(data, PathField) and isinstance(adapter, AdapterField) and isinstance(reward_file, PathField)
@@ -117,29 +134,6 @@ class TrainPage(QWidget):
         self.show_density(session.prefs.train_density)
         self._show_values()
         self._rest_timer.start(0)  # validating all settings can wait until the page is built
-
-    def _build_blocks(self) -> None:
-        form = self.form
-        for section, settings in sections().items():
-            listed = [setting for setting in settings if setting.key not in (*REWARD_FIELDS, *machines.FIELDS)]
-            # The reward table stands between the documented settings of its section and ours.
-            first = documented_part(section, listed) if section == "generation" else listed
-            block = SettingsCard(SECTIONS[section], form.page)
-            grids = [FieldGrid(first, block)]
-            if section == "generation":
-                self._reward_block = block
-                grids.append(FieldGrid((SETTINGS[key] for key in REWARD_FIELDS), block))
-                grids.append(FieldGrid((each for each in listed if each not in first), block, follows=True))
-            if section == "preference":
-                text = (label("Not applicable to GRPO.", role="muted"), 1)
-                margins = (2 * theme.SPACE, 0, 2 * theme.SPACE, 0)
-                form.add_block(holder(row(label("QAT", theme.heading_font()), text, margins=margins)), *grids)
-            for each in grids:
-                block.parts.addWidget(each)
-            form.add_block(block, *grids)
-            if section == "training":
-                self.machines = MachinesCard(self.session, form.page)
-                form.add_block(self.machines, self.machines.grid)
 
     def _build_next(self) -> None:
         if not self.form.build_next():
