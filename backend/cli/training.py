@@ -265,8 +265,10 @@ def train_or_exit(
     from backend.trainer.run_process import train
     from backend.trainer.trainer import RESTART
 
-    def unless_said(event: Any) -> None:
-        if event.get("sentence") != run.origin:
+    def show(event: Any) -> None:
+        if event.get("phase") == "loading":  # not before: until this process has the lock, log.txt may be another's
+            tell(cpu_setup.load_openblas(), file=sys.stderr, flush=True)
+        if stream or not run.origin or event.get("sentence") != run.origin:
             echo(event)
 
     says_on_stdout = not (stream or quiet)
@@ -278,12 +280,11 @@ def train_or_exit(
             display(stream, progress, quiet, run.settings.steps_per_report) as echo,
             progress_listener(tell_error),
         ):
-            tell(cpu_setup.load_openblas(), file=sys.stderr, flush=True)
             ending = train(
                 run.settings,
                 run.folder,
                 command=command or shlex.join(sys.argv),
-                echo=echo if stream or not run.origin else unless_said,
+                echo=show,
                 inputs=run.inputs,
                 may_restart=True,
                 changes=run.changes,

@@ -441,6 +441,7 @@ def test_a_live_run_refuses_a_second_writer(inputs: Path, runs: Path) -> None:
     assert result.exit_code == 2
     assert "The run live is being trained by another process; stop that one first." in result.stderr
     assert "has an event log already" in refused("train", "--run", run.path)
+    assert run.log.read_text() == "", "it is the log of the trainer that holds the run"
     assert state() == "running"
     os.close(lock)  # as the kill of that trainer does
     assert state() == "crashed"
