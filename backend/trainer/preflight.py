@@ -1,6 +1,7 @@
 """Every problem that a user can fix before a run: settings, then model, dataset and reward files. Loads no weights."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from backend.models.loading import check_opens
 from backend.models.model_folder import check_adapter, check_config, read_object
 from backend.models.policy import check_learns, check_same_tokens, check_start, quantized_as
 from backend.models.sharded_policy import check_divides, sharding_refusal
-from backend.models.tokenizers import run_tokenizer, tokenizer_folder
+from backend.models.tokenizers import load_tokenizer, run_tokenizer, tokenizer_folder
 from backend.rewards.calls import wait_on
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.guards import RESERVE, run_bytes
@@ -45,6 +46,8 @@ from backend.utils.text import quote
 from backend.vision.tokenizer import with_vision
 
 T = TypeVar("T")
+
+WEIGHTS = "model*.safetensors"
 
 OTHER_MODELS: dict[str, Callable[[Config], bool]] = {
     "reference_model_path": lambda config: config.needs_reference,
@@ -142,6 +145,10 @@ def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem])
 
 def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -> Any:
     opened = _caught(problems, lambda: _opened(folder, config.model, "model"))
+    if opened is None and not any(folder.glob(WEIGHTS)):  # they are on the Hub; the tokenizer says if prompts fit
+        with suppress(UserError):
+            tokenizer = load_tokenizer(tokenizer_folder(config.tokenizer or config.model))
+            return tokenizer if with_vision(tokenizer, folder, config.image_max_pixels) is tokenizer else None
     if opened is None:
         return None
     model, own, model_config = opened
@@ -180,7 +187,7 @@ def _check_other(config: Config, setting: str) -> Any:
 
 
 def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]] | None:
-    return check_opens(folder, name, setting) if any(folder.glob("model*.safetensors")) else None
+    return check_opens(folder, name, setting) if any(folder.glob(WEIGHTS)) else None
 
 
 def check_model(name: str, setting: str) -> Path:

@@ -9,7 +9,7 @@ from backend.config.config import Config
 from backend.config.stages import fault_of_stage, stage_rows
 from backend.data.images import with_paths
 from backend.data.labels import check_prompts
-from backend.data.problems import PromptFormat, messages_of, problem_of
+from backend.data.problems import PromptFormat, messages_of, no_prompt_fits, problem_of
 from backend.data.prompts import TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, read_splits, row_name
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
@@ -86,6 +86,9 @@ def check_recorded(rows: Rows, config: Config, source: str) -> None:
         if not row.get(COLUMN):
             raise UserError("data", f"{row_name(index, source)} has no recorded completions, and others have.")
         _check_row(row[COLUMN], row_name(index, source), config)
+    prompts = (common_prefix([each["before"] for each in row[COLUMN]]) for row in rows)
+    if all(len(prompt) > config.prompt_limit for prompt in prompts):
+        raise no_prompt_fits(PromptFormat.of(config), "Every prompt")
 
 
 def _check_row(recorded: Sequence[Mapping[str, Any]], where: str, config: Config) -> None:

@@ -120,6 +120,7 @@ def test_only_what_the_model_wrote_has_a_gradient(recorded: Path, tmp_path: Path
         ("group_size", 3, "There are 2 recorded completions in row 1 of "),
         ("temperature", 1.0, "recorded at the temperature 0.75; set it to that."),
         ("max_completion_length", 8, "set it to that or more."),
+        ("max_prompt_length", 2, "Every prompt is longer than Max prompt (2 tokens)"),
         ("hosts", "hosts.json", "Recorded sessions are trained on by one machine; leave hosts out."),
     ],
 )

@@ -227,6 +227,14 @@ def test_a_documented_preset_finds_its_rows_and_answers(hub: HubStandIn, preset:
     assert len(read_splits(parse(settings)).train) == len(splits.train), "from the cache"
 
 
+def test_prompts_that_do_not_fit_are_found_before_a_model_is_fetched(hub: HubStandIn, tmp_path: Path) -> None:
+    raw = QUICK | {"model": QWEN2, "data": str(write_rows(tmp_path / "sums.jsonl"))}
+    assert check(raw) == []
+    (fault,) = check(raw | {"max_prompt_length": 2})
+    assert fault.setting == "max_prompt_length" and fault.sentence.startswith("Every prompt is longer than Max prompt")
+    assert not any(path.endswith(".safetensors") for path in hub.sent), "only its tokenizer was fetched"
+
+
 def settings_with_pictures(folder: Path, **changes: Any) -> dict[str, Any]:
     """A quick run on rows with one picture, two, and none."""
     tiny_vision_model(folder / "model")
