@@ -32,8 +32,7 @@ from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.trainer.run_context import RunContext, load_context
 from backend.trainer.telemetry import versions
-from backend.training.batch import Batch, pack
-from backend.training.policy_forward import micro_batch_of
+from backend.training.batch import Batch, micro_batch_of, pack
 from backend.types import Group
 from backend.utils.about import without_private
 from backend.utils.child_process import ChildProcess

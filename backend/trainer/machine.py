@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 from backend.config.config import Config
 from backend.runs.events import JsonLines, read_events
@@ -118,13 +118,6 @@ class StepSize:
     micro_batch_tokens: int | None = None
     rows: int | None = None
 
-    def smaller_after(self, error: GpuError) -> StepSize:
-        """Half the micro-batch, except for too many buffers; after a lack of memory half the rows too."""
-        if error.kind == BUFFERS.kind:
-            return self
-        tokens, rows = (None if size is None else max(1, size // 2) for size in (self.micro_batch_tokens, self.rows))
-        return StepSize(tokens, rows if error.is_memory else self.rows)
-
 
 @dataclass(frozen=True, slots=True)
 class LoggedError:
@@ -158,7 +151,10 @@ class GpuErrorLog:
             if not earlier.is_retried or earlier.step < step:
                 break
             done += 1
-        is_retried, size = done < retries, in_use.smaller_after(error)
+        is_retried, size = done < retries, in_use
+        if error.kind != BUFFERS.kind:  # half the micro-batch; after a lack of memory half the rows too
+            tokens, rows = (None if each is None else max(1, each // 2) for each in astuple(in_use))
+            size = StepSize(tokens, rows if error.is_memory else in_use.rows)
         follows = ""
         if is_retried:
             smaller = "" if size == in_use else " with half the micro-batch"

@@ -88,15 +88,6 @@ def keep_best(groups: Sequence[Group]) -> None:
             completion.advantage = float(is_above and place == best)
 
 
-def reason_of_end(step: int, config: Config, metrics: Mapping[str, float]) -> str:
-    """Why the warm-up ends with this step, in words that follow “ended after step 40”; "" while it lasts."""
-    rate = metrics.get(PASS_RATE)
-    if rate is not None and 0 < config.warmup_pass_rate <= rate:
-        goal = f"and its goal was {config.warmup_pass_rate:.0%}"
-        return f": one of {config.group_size} completions solves {rate:.0%} of the prompts, {goal}"
-    return ", its last" if step >= config.warmup_steps else ""
-
-
 @dataclass
 class StepContext:
     """The parts that compute a run's steps; `RunContext` adds the leader's. `steps`: the length of the run.
@@ -242,13 +233,24 @@ class RunContext(StepContext):
 
     def collect_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
         """Fill `work.groups` with the step's groups, advantages included."""
-        if self.reads_labels(step, config):
-            return self.labelled_groups(step, config, work)
-        metrics, logged = self.sampled_groups(step, config, work)
-        if config.imitates or self.warms_up(step):  # the policy's own best completions
-            keep_best(work.groups)
-            metrics[PASS_RATE] = pass_rate(work.groups, config)
-        return metrics, logged
+        if not self.reads_labels(step, config):
+            metrics, logged = self.sampled_groups(step, config, work)
+            if config.imitates or self.warms_up(step):  # the policy's own best completions
+                keep_best(work.groups)
+                metrics[PASS_RATE] = pass_rate(work.groups, config)
+            return metrics, logged
+        position, metrics = self.prompt_stream.cursor, dict[str, float]()
+        problems = self.prompt_stream.take(config.prompts_per_step)
+        if not config.imitates:
+            if config.warmup_pass_rate > 0 and step % MEASURED_EVERY == 1:
+                sampled = replace(work, groups=[])
+                self.sample_and_score(problems, position, step, config, sampled)
+                metrics[PASS_RATE] = pass_rate(sampled.groups, config)
+            prompt_format = self.prompt_format(config, labelled=True)
+            limits = self.policy.tokenizer, prompt_format, config.max_completion_length
+            problems = [with_label(problem, *limits) for problem in problems]
+        work.groups.extend(map(labelled_group, problems))
+        return metrics, {}
 
     def sampled_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
         """Sample and score the groups of the step's prompts. Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11) replaces
@@ -283,21 +285,6 @@ class RunContext(StepContext):
             tokenizer = self.policy.tokenizer
             metrics |= add_teacher_prompts(work.groups, config, tokenizer, self.prompt_format(config))
         return metrics | self.scoring.fill_advantages(work.groups, step), logged
-
-    def labelled_groups(self, step: int, config: Config, work: SamplingContext) -> CollectMetrics:
-        """Take the labels of the step's rows. A warm-up may sample them first, for its pass rate."""
-        position, metrics = self.prompt_stream.cursor, dict[str, float]()
-        problems = self.prompt_stream.take(config.prompts_per_step)
-        if not config.imitates:
-            if config.warmup_pass_rate > 0 and step % MEASURED_EVERY == 1:
-                sampled = replace(work, groups=[])
-                self.sample_and_score(problems, position, step, config, sampled)
-                metrics[PASS_RATE] = pass_rate(sampled.groups, config)
-            prompt_format = self.prompt_format(config, labelled=True)
-            limits = self.policy.tokenizer, prompt_format, config.max_completion_length
-            problems = [with_label(problem, *limits) for problem in problems]
-        work.groups.extend(map(labelled_group, problems))
-        return metrics, {}
 
     def prompt_format(self, config: Config, *, labelled: bool = False) -> PromptFormat:
         tools = self.rollout.tools
@@ -387,12 +374,6 @@ class RunContext(StepContext):
     def close(self) -> None:
         self.background_tokenizer.close()
         super().close()
-
-    def checkpoint_bytes(self, config: Config) -> int:
-        arrays = [self.policy.trainable()] * (1 if config.train_type == "full" else 2)  # adapters/ has them too
-        arrays += [] if config.save_only_model else [self.learner.state_arrays()]
-        arrays += [self.policy.reference_arrays()] if config.moves_reference else []
-        return sum(array.nbytes for group in arrays for array in group.values())
 
     def restore(self, saved: Checkpoint, config: Config, note: Note) -> None:
         """Bring everything to the state of a checkpoint. Raises DamagedCheckpoint for another model's arrays."""

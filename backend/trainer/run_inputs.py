@@ -181,7 +181,13 @@ class PromptSet:
             if faults := check_columns(self.rows, config, self.source):
                 raise UserError(faults)
             if self.is_trained and (config.train_mode == "distill" or config.self_distillation_weight):
-                self._check_has_no_pictures()
+                is_distill = config.train_mode == "distill"
+                setting = "train_mode" if is_distill else "distillation_weight"
+                for index, row in enumerate(self.rows):
+                    where = row_name(index, self.source)
+                    if image_parts(messages_of(with_paths(row, self.source, where), self.format, where)):
+                        what = f"The teacher reads prompts as text, and {where} has pictures"
+                        raise UserError(setting, f"{what}; {'choose GRPO' if is_distill else 'set it to 0'}.")
             if self.is_recorded:
                 check_recorded(self.rows, config, self.source)
             elif tokenizer is not None and not self.format.labelled:
@@ -189,13 +195,6 @@ class PromptSet:
             if tokenizer is not None and config.reads_labels:
                 labelled = PromptFormat.of(config, self.tools, labelled=True)
                 check_prompts(self.rows, tokenizer, labelled, self.source)
-
-    def _check_has_no_pictures(self) -> None:
-        is_distill = self.config.train_mode == "distill"
-        setting, way_out = ("train_mode", "choose GRPO") if is_distill else ("distillation_weight", "set it to 0")
-        for where, row in ((row_name(index, self.source), row) for index, row in enumerate(self.rows)):
-            if image_parts(messages_of(with_paths(row, self.source, where), self.format, where)):
-                raise UserError(setting, f"The teacher reads prompts as text, and {where} has pictures; {way_out}.")
 
     def tokenize(self, tokenizer: Any, make: Callable[..., TokenizedPrompts], *, all_rows: bool) -> TokenizedPrompts:
         """The prompts, by `make(rows, tokenizer, format, source)`; the first rows are tokenised. Raises UserError."""

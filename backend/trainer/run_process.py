@@ -203,7 +203,9 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
 
 def _saved(trainer: Trainer, ending: Ending) -> Ending:
     def save() -> Ending:
-        trainer.save_last_step()
+        if trainer.has_unsaved_step():
+            trainer.save()
+            trainer.saver.wait()
         if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_whole_step:
             save_model(trainer.parts.policy, trainer.config, trainer.folder.model)
         return ending

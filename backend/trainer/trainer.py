@@ -44,12 +44,12 @@ from backend.trainer import not_finite
 from backend.trainer.control import Control, Stopped
 from backend.trainer.machine import GpuError, GpuErrorLog, KeepAwake, SlowdownWatch, StepSize
 from backend.trainer.run_context import (
+    PASS_RATE,
     LoadContext,
     RunContext,
     SamplingContext,
     SharedResources,
     load_context,
-    reason_of_end,
 )
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.scoring import changed_files, fingerprints
@@ -241,10 +241,16 @@ class Trainer:
                 metrics |= self.parts.learn(work.groups, self.config, poll_learning)
         metrics |= logged | self.parts.scoring.update_weights(work.groups, step)
         self.write_step(step, work.groups, metrics)
-        if self.parts.waiting_learner is not None and (why := reason_of_end(step, self.config, metrics)):
-            self.end_warmup(step, why)
+        if self.parts.waiting_learner is not None:
+            self.end_warmup_if_due(step, metrics.get(PASS_RATE))
 
-    def end_warmup(self, step: int, why: str) -> None:
+    def end_warmup_if_due(self, step: int, rate: float | None) -> None:
+        goal, why = self.config.warmup_pass_rate, ", its last"
+        if rate is not None and 0 < goal <= rate:
+            why = f": one of {self.config.group_size} completions solves {rate:.0%} of the prompts, "
+            why += f"and its goal was {goal:.0%}"
+        elif step < self.config.warmup_steps:
+            return
         self.parts.end_warmup(step, self.config)
         if self.config.moves_reference:
             self.parts.policy.move_reference(1.0)
@@ -395,21 +401,20 @@ class Trainer:
         self.ends_with = best.step
 
     def save_when_there_is_room(self) -> None:
-        self.room.wait(self.parts.checkpoint_bytes(self.config))
+        policy, config = self.parts.policy, self.config
+        arrays = [policy.trainable()] * (1 if config.train_type == "full" else 2)  # adapters/ has them too
+        arrays += [] if config.save_only_model else [self.parts.learner.state_arrays()]
+        arrays += [policy.reference_arrays()] if config.moves_reference else []
+        self.room.wait(sum(array.nbytes for group in arrays for array in group.values()))
         self.save()
 
     def save(self) -> None:
         self.saver.begin(self._snapshot)
 
-    def save_last_step(self) -> None:
-        if self._has_unsaved_step():
-            self.save()
-            self.saver.wait()
-
     def save_without_gpu(self) -> None:
-        """`save_last_step` on the CPU: after an error the GPU may refuse all further work. Prints errors."""
+        """Save the last step on the CPU: after an error the GPU may refuse all further work. Prints errors."""
         try:
-            if self._has_unsaved_step():
+            if self.has_unsaved_step():
                 with mx.stream(mx.cpu):
                     self.saver.write_here(self._snapshot())
         except UserError as error:
@@ -417,7 +422,7 @@ class Trainer:
         except (RuntimeError, MemoryError):
             traceback.print_exc()
 
-    def _has_unsaved_step(self) -> bool:
+    def has_unsaved_step(self) -> bool:
         with suppress(UserError):  # a checkpoint that could not be written is tried once more
             self.saver.wait()
         if self.has_parts and not self.has_whole_step:  # a step was interrupted between its updates

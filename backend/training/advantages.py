@@ -51,9 +51,12 @@ def advantage_values(
     groups = _in_groups(totals, group_size)
     if multi_objective_aggregation == "sum_then_normalize":
         values, stds = _sum_then_normalize(totals, group_size, scale_rewards)
-        # After the division by the standard deviation, because the factor n/(n − 1) commutes with it.
         if baseline == "leave_one_out":
-            values = _leave_one_out(values, totals, group_size)
+            # R_i − mean of the others = (R_i − group mean) · n/(n − 1); 0 where n is 1. After the division by the
+            # standard deviation, because the factor commutes with it. One scored completion alone is its group's mean,
+            # so its x is 0 already; an unscored one stays NaN.
+            counts = [sum(not math.isnan(x) for x in group) for group in groups for _ in group]
+            values = [x * n / (n - 1) if n > 1 else x for x, n in zip(values, counts, strict=True)]
         elif baseline != "group":
             raise ValueError(f"baseline is group or leave_one_out, not {baseline!r}.")
     elif multi_objective_aggregation == "normalize_then_sum":
@@ -89,13 +92,6 @@ def _sum_then_normalize(totals: list[float], group_size: int, scale: str) -> tup
         for total in group
     ]
     return values, [std for std in stds for _ in range(group_size)]
-
-
-def _leave_one_out(values: list[float], totals: list[float], group_size: int) -> list[float]:
-    """R_i − mean of the others = (R_i − group mean) · n/(n − 1); 0 where n is 1."""
-    counts = [sum(not math.isnan(x) for x in group) for group in _in_groups(totals, group_size) for _ in group]
-    # One scored completion alone is its group's mean, so its x is 0 already; an unscored one stays NaN.
-    return [x * n / (n - 1) if n > 1 else x for x, n in zip(values, counts, strict=True)]
 
 
 def _normalize_then_sum(

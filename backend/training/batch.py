@@ -9,6 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.engine.forward import SequenceRows, sequence_rows
+from backend.engine.lm_head import Teacher
 from backend.training.microbatch import PromptMode, RowLengths, plan_micro_batches
 from backend.types import Completion, Group
 
@@ -49,27 +51,21 @@ class Batch:
         index = mx.array(list(rows), mx.int32)  # typed, because an empty list would be float32, which cannot index
         return self._map_arrays(lambda name, x: x[index])
 
-    def trimmed(self) -> Batch:
-        """Drop the columns that are padding in every row."""
-        # Padding is on the right, so the widest row decides. An array's last axis is the last letter of its name.
-        widths = {
-            "T": _width(_ints(self.length_B)),
-            "L": _width(_ints(self.prompt_length_B + self.length_B)),
-        }
-        return self._map_arrays(lambda name, x: x[:, : widths[name[-1]]] if x.ndim == 2 else x)
-
     def micro_batches(
         self, *, rows: int | None = None, token_budget: int | None = None, prompts: PromptMode = "per_row"
     ) -> Iterator[Batch]:
         """Split into micro-batches of at most `rows` rows and `token_budget` tokens with padding, largest first."""
         plan = plan_micro_batches(self.row_lengths(), most_rows=rows, token_budget=token_budget, prompts=prompts)
-        for indices in plan:
-            yield self.take(indices).trimmed()
+        for part in map(self.take, plan):
+            # Without the columns that are padding in every row: it is on the right, so the widest row decides. An
+            # array's last axis is the last letter of its name.
+            widths = {"T": _width(ints(part.length_B)), "L": _width(ints(part.prompt_length_B + part.length_B))}
+            yield part._map_arrays(lambda name, x, widths=widths: x[:, : widths[name[-1]]] if x.ndim == 2 else x)
 
     def row_lengths(self) -> list[RowLengths]:
         # Planned on the host with Python integers: three small reads, and no array is allocated before the plan is
         # known.
-        lengths = zip(*map(_ints, (self.group_B, self.prompt_length_B, self.length_B)), strict=True)
+        lengths = zip(*map(ints, (self.group_B, self.prompt_length_B, self.length_B)), strict=True)
         return [RowLengths(index, *row) for index, row in enumerate(lengths)]
 
     def with_signal(self) -> Batch:
@@ -81,11 +77,30 @@ class Batch:
         signal_B = (self.advantage_B != 0) & (self.mask_BT.sum(axis=1) > 0)
         if self.teacher_weight_BT is not None:
             signal_B = signal_B | (self.teacher_weight_BT.sum(axis=1) > 0)
-        return self.take([row for row, has_signal in enumerate(_ints(signal_B)) if has_signal])
+        return self.take([row for row, has_signal in enumerate(ints(signal_B)) if has_signal])
 
     def _map_arrays(self, change: Callable[[str, mx.array], mx.array]) -> Batch:
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: change(name, x) for name, x in arrays.items() if isinstance(x, mx.array)})
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    batch: Batch
+    rows: SequenceRows
+    groups: list[int]  # prompt indices in the step, in row order
+    teacher: Teacher | None = None  # of the policy's scores
+
+    def set_arrays(self, **arrays: mx.array | None) -> None:
+        self.batch = replace(self.batch, **arrays)
+
+
+def micro_batch_of(batch: Batch) -> MicroBatch:
+    """Reads lengths and mask on the host."""
+    groups = list(dict.fromkeys(ints(batch.group_B)))
+    arrays = batch.tokens_BL, batch.prompt_length_B, batch.group_B, batch.completion_BT, batch.mask_BT
+    images = [batch.images[group] for group in groups] if batch.images else []
+    return MicroBatch(batch, sequence_rows(*arrays, images=images if any(images) else []), groups)
 
 
 def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bool = False) -> Batch:
@@ -102,6 +117,12 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
     lengths = [len(c.tokens) for _, _, c in rows]
     masks = [token_mask(c, mask_truncated_completions) for _, _, c in rows]
     longest = _width(lengths)
+    log_kept = [c.log_kept or [0.0] * len(c.tokens) for _, _, c in rows]
+    # log(p / kept) = log p − log kept: the distribution that the token was in fact sampled from.
+    logps = [
+        [logp - kept for logp, kept in zip(c.logps, own, strict=True)]
+        for (_, _, c), own in zip(rows, log_kept, strict=True)
+    ]
     # Whole rows as well, for models that cannot share a prompt. Padded on the right, where causal attention hides it,
     # so a token's column is its position.
     sequences = [problem.tokens + c.tokens for _, problem, c in rows]
@@ -112,8 +133,8 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
         length_B=mx.array(lengths, mx.int32),
         completion_BT=_padded([c.tokens for _, _, c in rows], longest, pad_id, mx.int32),
         mask_BT=_padded(masks, longest, 0, mx.float32),
-        sampling_logp_BT=_padded([_sampling_logps(c) for _, _, c in rows], longest, 0, mx.float32),
-        log_kept_BT=_padded([c.log_kept or [0.0] * len(c.tokens) for _, _, c in rows], longest, 0, mx.float32),
+        sampling_logp_BT=_padded(logps, longest, 0, mx.float32),
+        log_kept_BT=_padded(log_kept, longest, 0, mx.float32),
         advantage_B=mx.array([c.advantage for _, _, c in rows], mx.float32),
         group_B=mx.array([index for index, _, _ in rows], mx.int32),
         row_B=mx.arange(len(rows), dtype=mx.int32),
@@ -131,14 +152,7 @@ def token_mask(completion: Completion, mask_truncated: bool) -> list[float]:
     return [float(x) for x in completion.mask] if completion.mask else [1.0] * len(completion.tokens)
 
 
-def _sampling_logps(completion: Completion) -> list[float]:
-    # log(p / kept) = log p − log kept: the distribution that the token was in fact sampled from.
-    if not completion.log_kept:
-        return completion.logps
-    return [logp - kept for logp, kept in zip(completion.logps, completion.log_kept, strict=True)]
-
-
-def _ints(x_B: mx.array) -> list[int]:
+def ints(x_B: mx.array) -> list[int]:
     return x_B.tolist()  # pyright: ignore[reportReturnType]: one axis, so a list
 
 
@@ -152,29 +166,16 @@ def _padded(rows: Sequence[Sequence[float]], width: int, padding: float, dtype: 
 
 
 def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`length_metrics` of the tokens that the policy sampled."""
-    completions = [(group.problem, completion) for group in groups for completion in group.completions]
-    return length_metrics(
-        lengths=[completion.trained_tokens for _, completion in completions],
-        finished=[completion.stop != "length" for _, completion in completions],
-        prompt_lengths=[len(problem.tokens) for problem, _ in completions],
-    )
-
-
-def length_metrics(lengths: Sequence[int], finished: Sequence[bool], prompt_lengths: Sequence[int]) -> dict[str, float]:
-    """Lengths in tokens, over all rows and over those that ended with EOS (0 if none). `hit_max_tokens_ratio` is TRL's
-    `completions/clipped_ratio`. `num_tokens` counts a prompt once per completion."""
-    terminated = [length for length, done in zip(lengths, finished, strict=True) if done] or [0]
-    truncated_share = 1 - sum(finished) / len(finished)
-    return {
-        **_mean_min_max("completions/{}_length", lengths),
-        **_mean_min_max("completions/{}_terminated_length", terminated),
-        "completions/clipped_ratio": truncated_share,
-        "hit_max_tokens_ratio": truncated_share,
-        "num_tokens": float(sum(prompt_lengths) + sum(lengths)),
-    }
-
-
-def _mean_min_max(name: str, values: Sequence[int]) -> dict[str, float]:
-    numbers = {"mean": sum(values) / len(values), "min": min(values), "max": max(values)}
-    return {name.format(key): float(value) for key, value in numbers.items()}
+    """Lengths in sampled tokens, over all completions and over those that ended with EOS (0 if none).
+    `hit_max_tokens_ratio` is TRL's `completions/clipped_ratio`. `num_tokens` counts a prompt once per completion."""
+    completions = [completion for group in groups for completion in group.completions]
+    lengths = [completion.trained_tokens for completion in completions]
+    terminated = [completion.trained_tokens for completion in completions if completion.stop != "length"]
+    metrics: dict[str, float] = {}
+    for name, values in (("length", lengths), ("terminated_length", terminated or [0])):
+        numbers = {"mean": sum(values) / len(values), "min": min(values), "max": max(values)}
+        metrics |= {f"completions/{key}_{name}": float(value) for key, value in numbers.items()}
+    share = 1 - len(terminated) / len(completions)
+    metrics |= {"completions/clipped_ratio": share, "hit_max_tokens_ratio": share}
+    prompts = sum(len(group.problem.tokens) * len(group.completions) for group in groups)
+    return metrics | {"num_tokens": float(prompts + sum(lengths))}

@@ -46,9 +46,14 @@ def total_loss(ranks: Collectives, loss: mx.array, tallies: Sequence[Tally]) -> 
     """Sum the loss over the ranks and collect the tallies of those that had rows."""
     if ranks.size == 1:
         return loss, tallies
-    own = _numbers(combine(tallies)) if tallies else None
+    own = tree_map(lambda x: x.tolist(), combine(tallies)) if tallies else None
     gathered = ranks.gather({"loss": loss.item(), "tally": own})
-    of_ranks = [_arrays(each["tally"]) for each in gathered if each["tally"] is not None]
+    # A float32 is a double exactly, so it survives JSON.
+    of_ranks: list[Tally] = [
+        {kind: {name: mx.array(x, mx.float32) for name, x in named.items()} for kind, named in each["tally"].items()}
+        for each in gathered
+        if each["tally"] is not None
+    ]
     return mx.array(sum(each["loss"] for each in gathered)), of_ranks
 
 
@@ -59,12 +64,3 @@ def total(ranks: Collectives, x: mx.array) -> mx.array:
 def merged(ranks: Collectives, own: dict[int, Any]) -> dict[int, Any]:
     """Merge the entries of all ranks; integer keys stay integers."""
     return {row: value for pairs in ranks.gather([*own.items()]) for row, value in pairs}
-
-
-def _numbers(tally: Tally) -> Any:
-    return tree_map(lambda x: x.tolist(), tally)
-
-
-def _arrays(numbers: dict[str, dict[str, Any]]) -> Tally:
-    # A float32 is a double exactly, so it survives JSON.
-    return {kind: {name: mx.array(x, mx.float32) for name, x in of_kind.items()} for kind, of_kind in numbers.items()}

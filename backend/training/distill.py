@@ -10,14 +10,15 @@ from typing import Any
 import mlx.core as mx
 
 from backend.config.config import Config
+from backend.engine.forward import active_states
 from backend.engine.lm_head import Teacher, TokenScores
 from backend.models.policy import Policy
-from backend.training.batch import Batch
+from backend.training.batch import Batch, MicroBatch
 from backend.training.collectives import total
 from backend.training.grpo import DIVERGENCE, Grpo
 from backend.training.learner import OptimizerBatch
 from backend.training.losses import Tally, TokenValues, token_mean
-from backend.training.policy_forward import MicroBatch, PolicyForward
+from backend.training.policy_forward import PolicyForward
 
 
 class Distill(Grpo):
@@ -32,7 +33,9 @@ class Distill(Grpo):
         """Micro-batches with the teacher's hidden states of their tokens, which all updates of the step share."""
         micro_batches, teacher = super().micro_batches(batch, forward), self.policy.teacher
         assert teacher is not None
-        states = forward.states_without_gradient(teacher, micro_batches)
+        states = forward.without_gradient(
+            teacher, micro_batches, lambda part, prefilled: active_states(teacher, part.rows, prefilled)
+        )
         for micro_batch, hidden_NH in zip(micro_batches, states, strict=True):
             micro_batch.teacher = Teacher(teacher.logits, hidden_NH, self.config.distillation_beta, self.weight == 1)
         return micro_batches

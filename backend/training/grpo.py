@@ -10,9 +10,10 @@ import mlx.core as mx
 import numpy as np
 
 from backend.config.config import Config
+from backend.engine.forward import PrefilledPrompts
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
-from backend.training.batch import Batch
+from backend.training.batch import Batch, MicroBatch
 from backend.training.collectives import Collectives, merged, total
 from backend.training.importance_sampling import UNCLIPPED, ImportanceCorrection, logp_gap
 from backend.training.learner import Algorithm, Learner, OptimizerBatch, TokenRecord, mean_of_updates
@@ -25,7 +26,7 @@ from backend.training.losses import (
     token_mean,
     token_weights,
 )
-from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
+from backend.training.policy_forward import PolicyForward, do_nothing
 from backend.training.self_distillation import distillation_terms, set_teacher_logps, teacher_weights
 
 BONUS_STEP, BONUS_MINIMUM, BONUS_MAXIMUM = 0.005, 0.0, 1.0  # of the adaptive entropy coefficient, as in TRL
@@ -169,7 +170,12 @@ class Grpo(Algorithm):
         if self.loss.top_entropy_quantile < 1:
             # One forward pass more for each update: the first micro-batch's backward pass needs a quantile over all of
             # them. Chosen here: the update's pass rounds otherwise, and the threshold may be a token's own entropy.
-            entropies = [*forward.entropies_without_gradient(self.policy.split_model, micro_batches)]
+            model = self.policy.split_model
+
+            def entropies_of(part: MicroBatch, prefilled: PrefilledPrompts | None) -> mx.array:
+                return forward.scores(model, part, with_gradient=False, prefilled=prefilled).entropy_N
+
+            entropies = [*forward.without_gradient(model, micro_batches, entropies_of)]
             threshold = entropy_quantile(
                 *entropies_of_all(forward.ranks, entropies, masks), self.loss.top_entropy_quantile
             )

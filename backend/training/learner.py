@@ -23,7 +23,7 @@ from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.graph import compiled_in_gradients
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
-from backend.training.batch import Batch
+from backend.training.batch import Batch, MicroBatch
 from backend.training.collectives import merged, total_gradient, total_loss
 from backend.training.losses import merge
 from backend.training.not_finite import NotFiniteError, gradient_norms, token_numbers
@@ -37,7 +37,7 @@ from backend.training.optimizers import (
     restore,
     state_arrays,
 )
-from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
+from backend.training.policy_forward import PolicyForward, do_nothing
 from backend.training.schedules import learning_rates
 from backend.utils.errors import UserError
 
@@ -61,9 +61,7 @@ class Algorithm:
     """A learning algorithm. Subclasses implement `learn`."""
 
     notes: Sequence[str] = ()  # about choices made for settings left on auto
-    of_sampler = (
-        True  # log-probabilities are the sampler's, with its temperature and penalties, in groups of one prompt
-    )
+    of_sampler = True  # log-probabilities have the sampler's temperature and penalties; a prompt has a group
     token_records: Mapping[int, TokenRecord] = MappingProxyType({})  # row of the last batch → record of its last update
 
     def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
@@ -116,7 +114,16 @@ class Learner:
         self.is_whole = True  # false if an update failed half-way
         # Before compiling: the compiled update captures the state's arrays, which must exist by then.
         self.optimizer.init(policy.parameters())
-        self._apply_gradients = self._compiled_update()
+        sets_rate = learning_rate is not None
+
+        def apply_gradients(gradient: Any, parameters: Any, rate: mx.array) -> Any:
+            if sets_rate:
+                optimizer.learning_rate = rate  # an array: each Python number would be the constant of a new trace
+            return optimizer.apply_gradients(gradient, parameters)
+
+        state = [optimizer.state]
+        compiled = mx.compile(apply_gradients, inputs=state, outputs=state) if own.compiles else apply_gradients
+        self._apply_gradients: Callable[[Any, Any, mx.array], Any] = compiled
 
     def state_arrays(self) -> dict[str, mx.array]:
         return state_arrays(self.optimizer)
@@ -249,10 +256,8 @@ class Learner:
         except ValueError as error:
             if "vjp" not in str(error).casefold():
                 raise
-            sentence = (
-                f"An operation of this model has no gradient on this device ({error}), so it cannot be trained here."
-            )
-            raise UserError("model", sentence) from error
+            what = f"An operation of this model has no gradient on this device ({error})"
+            raise UserError("model", f"{what}, so it cannot be trained here.") from error
         finally:
             model.update(parameters)  # differentiation leaves its tracers in the model
 
@@ -275,18 +280,6 @@ class Learner:
         rate = rate if self.learning_rate else rate_of(self.optimizer)
         was_clipped = {"grad_clipped": float(norm > self.max_grad_norm)} if self.max_grad_norm else {}
         return {"loss": loss_value, "grad_norm": norm, "learning_rate": rate, **was_clipped}
-
-    def _compiled_update(self) -> Callable[[Any, Any, mx.array], Any]:
-        optimizer, sets_rate = self.optimizer, self.learning_rate is not None
-
-        def apply_gradients(gradient: Any, parameters: Any, rate: mx.array) -> Any:
-            if sets_rate:
-                optimizer.learning_rate = rate  # an array: each Python number would be the constant of a new trace
-            return optimizer.apply_gradients(gradient, parameters)
-
-        if not self.own.compiles:
-            return apply_gradients
-        return mx.compile(apply_gradients, inputs=[optimizer.state], outputs=[optimizer.state])
 
 
 def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -71,11 +71,8 @@ class LossConfig:
     off_policy_mask_threshold: float | None  # nats per token; drops completions with A < 0 beyond it (arXiv:2512.02556)
 
     def __post_init__(self) -> None:
-        for name, table in (
-            ("loss_type", LOSSES),
-            ("importance_sampling_level", LEVELS),
-            ("kl_estimator", KL_ESTIMATORS),
-        ):
+        tables = {"loss_type": LOSSES, "importance_sampling_level": LEVELS, "kl_estimator": KL_ESTIMATORS}
+        for name, table in tables.items():
             if getattr(self, name) not in table:
                 raise ValueError(f"{name} is one of {', '.join(table)}, not {getattr(self, name)!r}.")
 

@@ -55,11 +55,10 @@ class MicroBatchRows:
     """Rows that go through the model together. `shared`: prompts are read once per group."""
 
     def __init__(self, shared: bool, rows: Sequence[RowLengths] = ()) -> None:
-        self.shared = shared
-        self.rows = list(rows)
-        self.groups = {row.group for row in rows}
-        self.longest = max((_own_tokens(row, shared) for row in rows), default=0)
-        self.longest_prompt = max((row.prompt for row in rows), default=0)
+        self.shared, self.rows, self.groups = shared, list[RowLengths](), set[int]()
+        self.longest = self.longest_prompt = 0
+        for row in rows:
+            self.add(row)
 
     @property
     def tokens(self) -> int:

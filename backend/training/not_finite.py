@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from backend.training.policy_forward import MicroBatch
+from backend.training.batch import MicroBatch
 from backend.types import Group
 
 Quantity = Literal["reward", "log-probability", "loss", "gradient", "weight"]
@@ -55,20 +55,12 @@ def check_sampled(groups: Sequence[Group]) -> None:
     """Raises NotFiniteError if a sampled token has no finite log-probability."""
     for group in groups:
         for completion in group.completions:
-            if math.isfinite(
-                sum(completion.logps)
-            ):  # one pass in C over every token; which one it is matters only below
+            if math.isfinite(sum(completion.logps)):  # one pass in C over every token
                 continue
             mask = completion.mask or [1] * len(completion.tokens)
-            odd = [
-                t
-                for t, (logp, on) in enumerate(zip(completion.logps, mask, strict=True))
-                if on and not math.isfinite(logp)
-            ]
-            if odd:
-                raise NotFiniteError(
-                    "log-probability", f"{completion.logps[odd[0]]:g} at token {odd[0] + 1} of a completion"
-                )
+            for number, (logp, is_own) in enumerate(zip(completion.logps, mask, strict=True), 1):
+                if is_own and not math.isfinite(logp):
+                    raise NotFiniteError("log-probability", f"{logp:g} at token {number} of a completion")
 
 
 def gradient_norms(gradient: Any) -> list[GradientNorm]:

@@ -34,12 +34,6 @@ class Code:
             share = mx.square(share)
         return share
 
-    def c_below(self, share: mx.array) -> mx.array:
-        """Largest c whose share is not above this one and that has a successor."""
-        for _ in range(self.squarings):
-            share = mx.sqrt(share)
-        return mx.clip(mx.floor(share * self.most), 0, self.most - 1)
-
 
 SIGNED = Code(most=127, zero=128, squarings=2)
 UNSIGNED = Code(most=255, zero=0, squarings=3)
@@ -50,8 +44,11 @@ def pack(x: mx.array, code: Code, draw: mx.array) -> tuple[mx.array, mx.array]:
     blocks, draws = _blocks(x.astype(mx.float32)), _blocks(draw)
     size = mx.abs(blocks)
     largest = size.max(axis=1, keepdims=True)
-    share = size / mx.where(largest > 0, largest, 1.0)
-    below = code.c_below(share)
+    share = root = size / mx.where(largest > 0, largest, 1.0)
+    for _ in range(code.squarings):
+        root = mx.sqrt(root)
+    # The largest c whose share is not above this one and that has a successor.
+    below = mx.clip(mx.floor(root * code.most), 0, code.most - 1)
     low, high = code.share(below), code.share(below + 1)
     # Up with the probability that makes the mean right in the numbers, not in the codes, whose steps are uneven.
     c = below + (draws * (high - low) < share - low)

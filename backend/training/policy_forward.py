@@ -9,11 +9,11 @@ from itertools import accumulate, pairwise
 import mlx.core as mx
 
 from backend.engine.embedding_noise import EmbeddingNoise
-from backend.engine.forward import PrefilledPrompts, SequenceRows, active_states, completion_logps, sequence_rows
-from backend.engine.lm_head import Teacher, TokenScores
+from backend.engine.forward import PrefilledPrompts, completion_logps
+from backend.engine.lm_head import TokenScores
 from backend.engine.output_layer import SplitModel
 from backend.engine.penalties import NO_PENALTIES, Penalties
-from backend.training.batch import Batch
+from backend.training.batch import Batch, MicroBatch, ints, micro_batch_of
 from backend.training.collectives import ALONE, Collectives
 from backend.training.microbatch import PromptMode, RowLengths
 from backend.training.shared_prefix import SharedPrefix
@@ -55,22 +55,6 @@ def _nearest(places: Sequence[int], before: Sequence[int], goal: float) -> int:
 
 
 def do_nothing() -> None: ...
-
-
-@dataclass(slots=True)
-class MicroBatch:
-    batch: Batch
-    rows: SequenceRows
-    groups: list[int]  # prompt indices in the step, in row order
-    teacher: Teacher | None = None  # of the policy's scores
-
-    def noisy_rows(self) -> tuple[list[int], list[int]]:
-        batch = self.batch
-        lengths = batch.prompt_length_B + batch.length_B
-        return batch.row_B.tolist(), lengths.tolist()  # pyright: ignore[reportReturnType]: one axis, so lists
-
-    def set_arrays(self, **arrays: mx.array | None) -> None:
-        self.batch = replace(self.batch, **arrays)
 
 
 @dataclass(slots=True)
@@ -120,7 +104,8 @@ class PolicyForward:
         noise, whole_rows = contextlib.nullcontext(), self.whole_rows
         if self.noise is not None and self.noise.rollout is not None and split_model is self.noisy_model:
             whole_rows = True  # a prompt has other noise for each of its completions
-            noise = self.noise.on(*micro_batch.noisy_rows())
+            batch = micro_batch.batch
+            noise = self.noise.on(ints(batch.row_B), ints(batch.prompt_length_B + batch.length_B))
         if whole_rows:
             split_model, prefilled = replace(split_model, prefix_layers=0), None
         with noise:
@@ -138,39 +123,23 @@ class PolicyForward:
 
     def logps_without_gradient(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> Iterator[mx.array]:
         """log π [B, T] of each micro-batch, evaluated."""
-        return self._without_gradient(
+        return self.without_gradient(
             split_model,
             micro_batches,
             lambda part, prefilled: self.scores(split_model, part, with_gradient=False, prefilled=prefilled).logp_N,
         )
 
-    def entropies_without_gradient(
-        self, split_model: SplitModel, micro_batches: list[MicroBatch]
-    ) -> Iterator[mx.array]:
-        """Entropies [B, T] in nats of each micro-batch, evaluated."""
-        return self._without_gradient(
-            split_model,
-            micro_batches,
-            lambda part, prefilled: self.scores(split_model, part, with_gradient=False, prefilled=prefilled).entropy_N,
-        )
-
-    def states_without_gradient(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> Iterator[mx.array]:
-        """Hidden states [N, H] of each micro-batch's tokens that count, evaluated."""
-        return self._without_gradient(
-            split_model, micro_batches, lambda part, prefilled: active_states(split_model, part.rows, prefilled)
-        )
-
-    def _without_gradient(
+    def without_gradient(
         self,
         split_model: SplitModel,
         micro_batches: list[MicroBatch],
         compute: Callable[[MicroBatch, PrefilledPrompts | None], mx.array],
     ) -> Iterator[mx.array]:
+        """What `compute` gives for each micro-batch and its prefilled prompts, evaluated."""
         prefix = self.shared_prefix(split_model, micro_batches)
         prefilled = prefix.prefill(split_model) if prefix else None
         for micro_batch in micro_batches:
-            selected = prefix.select(prefilled, micro_batch) if prefix and prefilled else None
-            x = compute(micro_batch, selected)
+            x = compute(micro_batch, prefix.select(prefilled, micro_batch) if prefix and prefilled else None)
             mx.eval(x)  # one micro-batch's activations at a time
             self.poll()
             yield x
@@ -187,12 +156,3 @@ class PolicyForward:
         if not split_model.prefix_layers or self.noise is not None or self.whole_rows:
             return "per_row"
         return "per_micro_batch" if self.has_dropout else "prefilled"
-
-
-def micro_batch_of(batch: Batch) -> MicroBatch:
-    """Reads lengths and mask on the host."""
-    of_rows: list[int] = batch.group_B.tolist()  # pyright: ignore[reportAssignmentType]: one axis, so a list
-    groups = list(dict.fromkeys(of_rows))
-    arrays = batch.tokens_BL, batch.prompt_length_B, batch.group_B, batch.completion_BT, batch.mask_BT
-    images = [batch.images[group] for group in groups] if batch.images else []
-    return MicroBatch(batch, sequence_rows(*arrays, images=images if any(images) else []), groups)

@@ -24,9 +24,9 @@ from backend.data.problems import (
     tokenizer_lock,
 )
 from backend.engine.output_layer import SplitModel
-from backend.training.batch import Batch, pack
+from backend.training.batch import Batch, MicroBatch, micro_batch_of, pack
 from backend.training.losses import token_mean, token_weights
-from backend.training.policy_forward import MicroBatch, PolicyForward, micro_batch_of
+from backend.training.policy_forward import PolicyForward
 from backend.types import Completion, Group, Problem, content_text
 from backend.utils.errors import UserError
 
@@ -98,18 +98,18 @@ def _teacher_prompt(
     if config.environment and apply_chat_template(messages, tokenizer, variables) != problem.tokens:
         why = f"Self-distillation needs one prompt for a group, and the environment began {row} in several ways."
         raise UserError("distillation_weight", why)
+    shown = ""
+    if solution is not None:
+        solved = tokenizer.decode(group.completions[solution].tokens, skip_special_tokens=True)
+        shown = SOLUTION.format(text=solved)
     text = REPROMPT.format(
         prompt=content_text(content := messages[place]["content"]),
-        solution="" if solution is None else SOLUTION.format(text=_decoded(group.completions[solution], tokenizer)),
+        solution=shown,
         feedback=feedback and FEEDBACK.format(text=feedback),
     )
     images = [] if isinstance(content, str) else [part for part in content if part["type"] == "image"]
     messages[place] = {**messages[place], "content": [*images, {"type": "text", "text": text}] if images else text}
     return tokenize_if_fits(messages, tokenizer, variables, f"the teacher's version of {row}", config.max_seq_length)
-
-
-def _decoded(completion: Completion, tokenizer: Any) -> str:
-    return tokenizer.decode(completion.tokens, skip_special_tokens=True)
 
 
 def teacher_weights(batch: Batch) -> mx.array:

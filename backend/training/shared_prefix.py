@@ -7,32 +7,24 @@ d head size.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
 
-from backend.engine.forward import PrefilledPrompts, SequenceRows, prefill_prompts
+from backend.engine.forward import PrefilledPrompts, prefill_prompts
 from backend.engine.images import PromptImages
 from backend.engine.layers import scatter_unique
 from backend.engine.output_layer import SplitModel
-
-
-class RowsAndGroups(Protocol):
-    """The part of a micro-batch that is read here."""
-
-    @property
-    def rows(self) -> SequenceRows: ...
-    @property
-    def groups(self) -> list[int]: ...
+from backend.training.batch import MicroBatch
 
 
 class SharedPrefix:
     """The prompts of some micro-batches, prefilled at most `token_budget` tokens at a time."""
 
-    def __init__(self, micro_batches: Sequence[RowsAndGroups], token_budget: int) -> None:
+    def __init__(self, micro_batches: Sequence[MicroBatch], token_budget: int) -> None:
         prompts: dict[int, tuple[np.ndarray, int]] = {}
         images: dict[int, PromptImages | None] = {}
         for part in micro_batches:
@@ -51,7 +43,7 @@ class SharedPrefix:
         self.spans = [slice(start, start + step) for start in range(0, len(prompts), step)]
 
     @staticmethod
-    def pays(micro_batches: Sequence[RowsAndGroups], token_budget: int) -> bool:
+    def pays(micro_batches: Sequence[MicroBatch], token_budget: int) -> bool:
         """True if sharing saves time, or a micro-batch is too large with its prompts."""
         # A backward pass costs two forward passes. So reading a prompt with gradient costs 3 units, and the extra
         # prefill 1.
@@ -67,12 +59,12 @@ class SharedPrefix:
             mx.eval(*spans[-1])  # one span's activations at a time
         return spans[0] if len(spans) == 1 else _map_arrays(lambda *x: mx.concatenate(list(x)), *spans)
 
-    def select(self, prefilled: PrefilledPrompts, micro_batch: RowsAndGroups) -> PrefilledPrompts:
+    def select(self, prefilled: PrefilledPrompts, micro_batch: MicroBatch) -> PrefilledPrompts:
         # 4 axes: keys and values [P, J, K, d], cut to this micro-batch's padded width; 2 axes: the last states [P, H].
         index_P, K = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1]
         return _map_arrays(lambda x: x[index_P, :, :K] if x.ndim == 4 else x[index_P], prefilled)
 
-    def accumulate(self, micro_batch: RowsAndGroups, cotangents: PrefilledPrompts) -> None:
+    def accumulate(self, micro_batch: MicroBatch, cotangents: PrefilledPrompts) -> None:
         """Add a micro-batch's gradients of its prompts' keys, values and last states."""
         index_P, K, P = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1], len(self.index_of_group)
         longest = self.prompt_PK.shape[1]
@@ -109,7 +101,7 @@ class SharedPrefix:
             mx.eval(gradient)
         return gradient
 
-    def _indices(self, micro_batch: RowsAndGroups) -> mx.array:
+    def _indices(self, micro_batch: MicroBatch) -> mx.array:
         return mx.array([self.index_of_group[group] for group in micro_batch.groups])
 
 
