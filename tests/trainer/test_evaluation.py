@@ -167,7 +167,7 @@ def test_the_sentence_says_how_sure_a_difference_is() -> None:
 
 
 def one(values: list[float | None], low: float, high: float) -> MeanWithInterval:
-    return estimates([Column.of(values, low, high)])[0]
+    return estimates([Column(np.array(values, np.float64), low, high)])[0]
 
 
 @pytest.mark.parametrize("completions", [1, 2, 5, 8])
@@ -192,9 +192,8 @@ def test_the_mean_is_that_of_the_prompts_and_lies_within_its_interval() -> None:
 
 def test_a_bound_of_0_is_exact() -> None:
     """Rounding made it ±1e-17, which was printed, and which excludes 0 on one side."""
-    before = [0.0, 0.0, 0.0, 0.7]
-    after = Column.of([value + 0.1 for value in before], 0, 4)
-    assert estimates([Column.difference(after, Column.of(before, 0, 4))], 400)[0].low == 0
+    before = np.array([0.0, 0.0, 0.0, 0.7])
+    assert estimates([Column.difference(Column(before + 0.1, 0, 4), Column(before, 0, 4))], 400)[0].low == 0
 
 
 def test_a_difference_is_paired() -> None:

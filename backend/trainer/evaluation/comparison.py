@@ -3,6 +3,7 @@ One model is loaded, and the arrays are replaced. Both sides get the same prompt
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from backend.config.config import SETTINGS, Config
+from backend.config.config import SETTINGS, Config, dump
 from backend.config.model_and_data_names import check_weights, model_source
 from backend.data.files import Row
 from backend.data.problems import PromptFormat
@@ -47,7 +48,6 @@ from backend.trainer.evaluation.evaluation_rows import (
     SideResult,
     Subject,
     change_of,
-    config_digest,
     default_pass_rule,
     mean_reward,
     read_pass_rule,
@@ -171,7 +171,7 @@ def evaluate_model(
     if len(weights_then) == len(scoring.stages):  # another config may have other stages than the run
         scoring.restore(weights_then)
     stage = scoring.stage(evaluated.step)
-    of_stage = config.stages[scoring.stages.index(stage)].get("reward_functions") if config.stages else None
+    of_stage = config.stages[stage.index].get("reward_functions") if config.stages else None
     entries = of_stage or config.reward_functions
     rule = read_pass_rule(choices.passing, entries) if choices.passing else default_pass_rule(entries)
     if rule is None:
@@ -226,7 +226,7 @@ def evaluate_model(
             run=run.name if run is not None else None,
             step=saved.state.step if saved is not None else None,
             train_type=config.train_type if run is not None else None,
-            config_sha256=config_digest(evaluated.config),
+            config_sha256=hashlib.sha256(dump(evaluated.config).encode()).hexdigest(),
         ),
         data=Data(
             dataset=of_rows.data,
@@ -344,10 +344,6 @@ class Column:
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float | None], low: float, high: float) -> Column:
-        return cls(np.array([np.nan if value is None else value for value in values], np.float64), low, high)
-
-    @classmethod
     def difference(cls, after: Column, before: Column) -> Column:
         """after − before. Its range: the largest change, to both sides; without one, what was possible."""
         values = after.values - before.values
@@ -418,7 +414,7 @@ def decoding_of(
             seen = [value for of_side in values.values() for value in of_side[key] if value is not None]
             low, high = min(seen, default=0.0), max(seen, default=0.0)
         for side, of_side in values.items():
-            columns[side][key] = Column.of(of_side[key], low, high)
+            columns[side][key] = Column(np.array(of_side[key], np.float64), low, high)  # None becomes NaN
     if {"base", "tuned"} <= columns.keys():
         base, tuned = columns["base"], columns["tuned"]
         columns["difference"] = {key: Column.difference(tuned[key], base[key]) for key in base}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from functools import partial
 
 from backend.rewards.calls import Poll, wait_on
 from backend.sampling.conversations import tool_metrics
@@ -53,16 +52,16 @@ def scored_groups(
     `overlap_scoring` a thread scores one batch while the next one is sampled, unless their tools and environments are
     in the process that scores. `poll` takes the fraction done and may raise to stop; `finished` as in `Sampler.sample`.
     The random numbers depend on `seed` and the place in `problems` alone."""
-    groups: list[Group] = []
+    groups, batch, expected = list[Group](), list[Problem](), 0.0
     tokens, scoring, is_given_up = 0, list[Future[object]](), False
 
     def poll_scoring() -> None:
         if is_given_up:
             raise CancelledError
 
-    def report(start: int, size: int, expected: float, tokens: int) -> None:
-        share = min(tokens / expected, 1.0) if expected else 0.0
-        poll((start + share * size) / len(problems))
+    def report(sampled_tokens: int) -> None:
+        share = min(sampled_tokens / expected, 1.0) if expected else 0.0
+        poll((len(groups) + share * len(batch)) / len(problems))
 
     with ThreadPoolExecutor(1, "held-out rewards") as pool:
         try:
@@ -70,8 +69,7 @@ def scored_groups(
                 batch = list(problems[start : start + batch_size])
                 # A batch as long as the ones before: without any, nobody knows how long completions are.
                 expected = tokens / len(groups) * len(batch) if groups else 0.0
-                told = partial(report, start, len(batch), expected)
-                sampled = rollout.sample(batch, group_size, sampling, seed, start, told, finished)
+                sampled = rollout.sample(batch, group_size, sampling, seed, start, report, finished)
                 if overlap_scoring and rollout.tools is None:
                     for future in scoring[-1:]:
                         future.result()  # one batch at a time; raises what it has raised

@@ -1,6 +1,5 @@
 """Evaluations on disk, in `<run>/evaluations/`: NAME.jsonl (an `EvaluatedRow` a line), then NAME.json."""
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -11,7 +10,6 @@ from typing import Literal, NotRequired, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from backend.config.config import Config, dump
 from backend.rewards.catalogue import canonical_entry, metric_name, nearest, read_call
 from backend.runs.completion_rows import CompletionRow
 from backend.runs.events import parse_line
@@ -55,7 +53,7 @@ class MeanWithInterval(_Part):
 
 
 class Subject(_Part):
-    """The model, and the run and step of the tuned side. `config_sha256`: `config_digest` of the settings."""
+    """The model, and the run and step of the tuned side. `config_sha256`: of the settings as YAML."""
 
     model: str
     run: str | None = None
@@ -237,10 +235,6 @@ def change_of(row: EvaluatedRow, decoding: DecodingName) -> float | None:
     if before is None or after is None:
         return None
     return 0.0 if abs(after - before) < SAME else after - before
-
-
-def config_digest(config: Config) -> str:
-    return hashlib.sha256(dump(config).encode()).hexdigest()
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation, rows: Iterable[EvaluatedRow]) -> Path:

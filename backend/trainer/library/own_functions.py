@@ -8,7 +8,7 @@ import keyword
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from backend.config.config import Config
 from backend.config.other_programs.trl import reward_entries
@@ -21,9 +21,6 @@ from backend.rewards.scoring import FunctionHost
 from backend.tools.load import uses_tools
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from backend.tools.toolbox import RunTools
 
 FILE, TOOLS_FILE, ROLLOUT_FILE = "own_functions.py", "own_tools.py", "own_rollout.txt"  # in the run's folder
 _TEXT = '''"""Functions and classes of the program that called backend.train. They are in that program."""
@@ -80,35 +77,29 @@ class OwnObjects:
             found |= {"environment": named.get("", named)} if named else {}
         return found | ({"reward_isolation": "thread"} if self.calls or self.tools or self.factories else {})
 
-    def tool_source(self, config: Config) -> RunTools:
-        """With those of files. Raises UserError where the settings name others."""
+    def scorer(self, settings: Config) -> Scorer:
+        """The scorer of a run with these objects and those of files. Raises UserError for missing ones."""
         from backend.tools.toolbox import RunTools, run_tools
 
-        named = run_tools(config)
+        functions = set(_own_names(settings))
+        if missing := ", ".join(sorted(functions - self.calls.keys()))[:80]:
+            what = f"with functions of a program, and {missing} is not among those given now."
+            raise UserError("reward_functions", f"The run was trained {what}")
+        named = run_tools(settings)
         own = {name for name, (file, _) in named.environments.items() if file.name == TOOLS_FILE}
         tools = named.names if named.file and named.file.name == TOOLS_FILE else ()
         if missing := sorted({*tools} - self.tools.keys()) + sorted(own - self.factories.keys()):
             names = ", ".join(name or "its environment" for name in missing)[:80]
             raise UserError("tools", f"The run was trained with objects of a program, and {names} is not given now.")
-        files = {name: entry for name, entry in named.environments.items() if name not in own}
-        file = None if tools else named.file
-        functions, names = list(self.tools.values()), named.names if file else ()
-        return RunTools(file, names, files, functions, self.factories, named.served)
-
-    def scorer(self, settings: Config) -> Scorer:
-        """The scorer of a run with these objects. Raises UserError for missing ones."""
-        named = set(_own_names(settings))
-        if missing := ", ".join(sorted(named - self.calls.keys()))[:80]:
-            what = f"with functions of a program, and {missing} is not among those given now."
-            raise UserError("reward_functions", f"The run was trained {what}")
-        source = self.tool_source(settings)
-        if not (named or source.functions or source.factories):
+        if not (functions or self.tools or self.factories):
             return begin_scorer(settings)
         names = ", ".join([*self.calls, *self.tools, *map(name_of, self.factories.values())])[:100]
         note = f"Functions of the program that called train() run in its process, where nothing confines them: {names}."
         host = FunctionHost(ThreadCaller(), [note], self._resolve)
         scorer = Scorer(reward_source(settings), host, settings.reward_timeout)
-        scorer.tools = source
+        files = {name: entry for name, entry in named.environments.items() if name not in own}
+        file, objects = None if tools else named.file, list(self.tools.values())
+        scorer.tools = RunTools(file, named.names if file else (), files, objects, self.factories, named.served)
         return scorer
 
     def _resolve(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from backend.config.config import Config
@@ -76,17 +77,8 @@ class Estimate:
     speed_note: str = ""
 
     @property
-    def rough(self) -> bool:
-        """True if the architecture's activations are guessed."""
-        return not self.memory.shape.is_transformer
-
-    @property
     def total(self) -> int:
         return max(self.rollout.total, self.training.total)
-
-    @property
-    def needed(self) -> int:
-        return max(self.rollout.needed, self.training.needed)
 
     @property
     def fits(self) -> bool:
@@ -99,7 +91,7 @@ class Estimate:
     @property
     def sentence(self) -> str:
         doing = "learning" if self.largest is self.training else "sampling"
-        needs = f"{'Roughly' if self.rough else 'About'} {format_bytes(self.total)} while {doing}"
+        needs = f"{'About' if self.memory.shape.is_transformer else 'Roughly'} {format_bytes(self.total)} while {doing}"
         lengths = f"with prompts of {self.memory.prompt} and completions of {self.memory.completion} tokens"
         if self.memory.row:
             lengths = f"with rows of {self.memory.row} tokens"
@@ -225,17 +217,16 @@ def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gp
             tried.setdefault(total, plan)
         return tried[min(tried)]
 
-    def sampling_plans() -> Iterator[MemoryPlan]:
-        yield learning
-        # Chunks in the inner loop: smaller ones cost less speed than decoding fewer rows together.
-        for rows in memory.row_costs.fewer(memory.rows):
-            for chunk in _halvings(learning.prefill_chunk, 64):
-                yield replace(learning, rows=rows, prefill_chunk=chunk, merge=False)
-
     # The phases follow each other and share no choice, so each gets the quickest plan that fits by itself.
     quickest = next(_learning_plans(memory))
     learning = first_that_fits(_learning_plans(memory), memory.training)
-    chosen = first_that_fits(sampling_plans(), memory.rollout)
+    # Chunks in the inner loop: smaller ones cost less speed than decoding fewer rows together.
+    sampling_plans = (
+        replace(learning, rows=rows, prefill_chunk=chunk, merge=False)
+        for rows in memory.row_costs.fewer(memory.rows)
+        for chunk in _halvings(learning.prefill_chunk, 64)
+    )
+    chosen = first_that_fits(chain([learning], sampling_plans), memory.rollout)
     reductions = {
         f"decoding {chosen.rows} of {quickest.rows} completions at a time": chosen.rows < quickest.rows,
         f"reading prompts {chosen.prefill_chunk} tokens at a time": chosen.prefill_chunk < quickest.prefill_chunk,

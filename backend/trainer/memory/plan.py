@@ -64,13 +64,14 @@ def plan_memory(
     # On a CPU MLX prepares operations and their arrays far ahead unless it reaches its memory limit, where it waits for
     # the device. Waiting at the bytes that a step needs costs no time. On a GPU the limit is all that the run may use:
     # it has to be kept busy, and freed buffers are reused from MLX's cache.
-    if on_gpu() or needs.rough:
+    if on_gpu() or not needs.memory.shape.is_transformer:
         limit = needs.limit
     else:  # MLX counts every array of the process, such as those of a second model
         loaded = (policy.model, policy.reference_model, policy.teacher_model)
         models = [model.parameters() for model in loaded if model is not None]
         own: dict[int, int] = {id(x): x.nbytes for _, x in cast("Any", tree_flatten([*models, policy.parameters()]))}
-        limit = needs.needed + max(mx.get_active_memory() - sum(own.values()), 0)
+        needed = max(needs.rollout.needed, needs.training.needed)
+        limit = needed + max(mx.get_active_memory() - sum(own.values()), 0)
     _hold_limit(limit, policy)
     if (working_set := working_set_bytes()) is not None:
         mx.set_wired_limit(min(needs.limit, working_set))
@@ -95,7 +96,7 @@ def _estimate(
     shape = shape.reading(images)
     machine = machine_bytes(in_use, working_set_bytes())
     needs = estimate_run(config, shape, machine, prompt, gpu=on_gpu(), stages=stages or [config], dtype=dtype)
-    if needs.fault is not None and not needs.rough:
+    if needs.fault is not None and shape.is_transformer:  # activations of other architectures are guessed
         raise UserError([needs.fault])
     return needs
 

@@ -17,7 +17,6 @@ _PROJECT = re.compile(r"[\w .-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class TrackerKind:
-    name: str
     place: str  # where it writes, after “is in”
     package: str = ""  # what it imports; the extra of its name installs it
 
@@ -26,18 +25,13 @@ class TrackerKind:
         return not self.package or find_spec(self.package) is not None
 
 
-TRACKERS: dict[str, TrackerKind] = {
-    kind.name: kind
-    for kind in (
-        TrackerKind("csv", "metrics.csv and completions.csv of the run's folder"),
-        TrackerKind("tensorboard", "trackers/tensorboard of the run's folder", "tensorboardX"),
-        TrackerKind("trackio", "trackio's database on this machine (trackio show)", "trackio"),
-        TrackerKind(
-            "wandb",
-            "the folder wandb among the preferences (wandb sync sends it), unless WANDB_MODE is online",
-            "wandb",
-        ),
-    )
+TRACKERS = {
+    "csv": TrackerKind("metrics.csv and completions.csv of the run's folder"),
+    "tensorboard": TrackerKind("trackers/tensorboard of the run's folder", "tensorboardX"),
+    "trackio": TrackerKind("trackio's database on this machine (trackio show)", "trackio"),
+    "wandb": TrackerKind(
+        "the folder wandb among the preferences (wandb sync sends it), unless WANDB_MODE is online", "wandb"
+    ),
 }
 
 
