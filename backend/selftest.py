@@ -32,7 +32,8 @@ from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.trainer.run_context import RunContext, load_context
 from backend.trainer.telemetry import versions
-from backend.training.batch import Batch, micro_batch_of, pack
+from backend.training.batch import Batch, pack
+from backend.training.policy_forward import MicroBatch
 from backend.types import Group
 from backend.utils.about import without_private
 from backend.utils.child_process import ChildProcess
@@ -96,7 +97,7 @@ class Workbench:
         policy = self.parts.policy
         policy.model.eval()
         forward = self.parts.learner.forward
-        return next(iter(forward.logps_without_gradient(policy.split_model, [micro_batch_of(batch)])))
+        return next(iter(forward.logps_without_gradient(policy.split_model, [MicroBatch.of(batch)])))
 
     def environment(self) -> dict[str, str]:
         return backend_environment() | {RUNS_VARIABLE: str(self.folder / "runs"), "HF_HUB_OFFLINE": "1"}

@@ -9,8 +9,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.engine.forward import SequenceRows, sequence_rows
-from backend.engine.lm_head import Teacher
 from backend.training.microbatch import PromptMode, RowLengths, plan_micro_batches
 from backend.types import Completion, Group
 
@@ -82,25 +80,6 @@ class Batch:
     def _map_arrays(self, change: Callable[[str, mx.array], mx.array]) -> Batch:
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: change(name, x) for name, x in arrays.items() if isinstance(x, mx.array)})
-
-
-@dataclass(slots=True)
-class MicroBatch:
-    batch: Batch
-    rows: SequenceRows
-    groups: list[int]  # prompt indices in the step, in row order
-    teacher: Teacher | None = None  # of the policy's scores
-
-    def set_arrays(self, **arrays: mx.array | None) -> None:
-        self.batch = replace(self.batch, **arrays)
-
-
-def micro_batch_of(batch: Batch) -> MicroBatch:
-    """Reads lengths and mask on the host."""
-    groups = list(dict.fromkeys(ints(batch.group_B)))
-    arrays = batch.tokens_BL, batch.prompt_length_B, batch.group_B, batch.completion_BT, batch.mask_BT
-    images = [batch.images[group] for group in groups] if batch.images else []
-    return MicroBatch(batch, sequence_rows(*arrays, images=images if any(images) else []), groups)
 
 
 def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bool = False) -> Batch:

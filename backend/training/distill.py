@@ -13,12 +13,12 @@ from backend.config.config import Config
 from backend.engine.forward import active_states
 from backend.engine.lm_head import Teacher, TokenScores
 from backend.models.policy import Policy
-from backend.training.batch import Batch, MicroBatch
+from backend.training.batch import Batch
 from backend.training.collectives import total
 from backend.training.grpo import DIVERGENCE, Grpo
 from backend.training.learner import OptimizerBatch
 from backend.training.losses import Tally, TokenValues, token_mean
-from backend.training.policy_forward import PolicyForward
+from backend.training.policy_forward import MicroBatch, PolicyForward
 
 
 class Distill(Grpo):

@@ -13,7 +13,7 @@ from backend.config.config import Config
 from backend.engine.forward import PrefilledPrompts
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
-from backend.training.batch import Batch, MicroBatch
+from backend.training.batch import Batch
 from backend.training.collectives import Collectives, merged, total
 from backend.training.importance_sampling import UNCLIPPED, ImportanceCorrection, logp_gap
 from backend.training.learner import Algorithm, Learner, OptimizerBatch, TokenRecord, mean_of_updates
@@ -26,7 +26,7 @@ from backend.training.losses import (
     token_mean,
     token_weights,
 )
-from backend.training.policy_forward import PolicyForward, do_nothing
+from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.self_distillation import distillation_terms, set_teacher_logps, teacher_weights
 
 BONUS_STEP, BONUS_MINIMUM, BONUS_MAXIMUM = 0.005, 0.0, 1.0  # of the adaptive entropy coefficient, as in TRL

@@ -23,7 +23,7 @@ from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.graph import compiled_in_gradients
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
-from backend.training.batch import Batch, MicroBatch
+from backend.training.batch import Batch
 from backend.training.collectives import merged, total_gradient, total_loss
 from backend.training.losses import merge
 from backend.training.not_finite import NotFiniteError, gradient_norms, token_numbers
@@ -37,7 +37,7 @@ from backend.training.optimizers import (
     restore,
     state_arrays,
 )
-from backend.training.policy_forward import PolicyForward, do_nothing
+from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.schedules import learning_rates
 from backend.utils.errors import UserError
 

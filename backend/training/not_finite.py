@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from backend.training.batch import MicroBatch
+from backend.training.policy_forward import MicroBatch
 from backend.types import Group
 
 Quantity = Literal["reward", "log-probability", "loss", "gradient", "weight"]

@@ -9,11 +9,11 @@ from itertools import accumulate, pairwise
 import mlx.core as mx
 
 from backend.engine.embedding_noise import EmbeddingNoise
-from backend.engine.forward import PrefilledPrompts, completion_logps
-from backend.engine.lm_head import TokenScores
+from backend.engine.forward import PrefilledPrompts, SequenceRows, completion_logps, sequence_rows
+from backend.engine.lm_head import Teacher, TokenScores
 from backend.engine.output_layer import SplitModel
 from backend.engine.penalties import NO_PENALTIES, Penalties
-from backend.training.batch import Batch, MicroBatch, ints, micro_batch_of
+from backend.training.batch import Batch, ints
 from backend.training.collectives import ALONE, Collectives
 from backend.training.microbatch import PromptMode, RowLengths
 from backend.training.shared_prefix import SharedPrefix
@@ -58,6 +58,25 @@ def do_nothing() -> None: ...
 
 
 @dataclass(slots=True)
+class MicroBatch:
+    batch: Batch
+    rows: SequenceRows
+    groups: list[int]  # prompt indices in the step, in row order
+    teacher: Teacher | None = None  # of the policy's scores
+
+    @classmethod
+    def of(cls, batch: Batch) -> "MicroBatch":
+        """Reads lengths and mask on the host."""
+        groups = list(dict.fromkeys(ints(batch.group_B)))
+        arrays = batch.tokens_BL, batch.prompt_length_B, batch.group_B, batch.completion_BT, batch.mask_BT
+        images = [batch.images[group] for group in groups] if batch.images else []
+        return cls(batch, sequence_rows(*arrays, images=images if any(images) else []), groups)
+
+    def set_arrays(self, **arrays: mx.array | None) -> None:
+        self.batch = replace(self.batch, **arrays)
+
+
+@dataclass(slots=True)
 class PolicyForward:
     """Settings of the forward pass."""
 
@@ -84,7 +103,7 @@ class PolicyForward:
             self.own_tokens += sum(lengths[row].length for row in own)
             batch = batch.take(own)
         parts = batch.micro_batches(rows=most_rows, token_budget=self.micro_batch_tokens, prompts=mode)
-        micro_batches = [micro_batch_of(part) for part in parts]
+        micro_batches = [MicroBatch.of(part) for part in parts]
         for rows in (micro_batch.rows for micro_batch in micro_batches):
             shared = rows.completion_BT.size + (rows.prompt_PK.size if mode == "per_micro_batch" else 0)
             tokens = rows.tokens_BL.size if mode == "per_row" else shared

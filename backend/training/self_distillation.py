@@ -24,9 +24,9 @@ from backend.data.problems import (
     tokenizer_lock,
 )
 from backend.engine.output_layer import SplitModel
-from backend.training.batch import Batch, MicroBatch, micro_batch_of, pack
+from backend.training.batch import Batch, pack
 from backend.training.losses import token_mean, token_weights
-from backend.training.policy_forward import PolicyForward
+from backend.training.policy_forward import MicroBatch, PolicyForward
 from backend.types import Completion, Group, Problem, content_text
 from backend.utils.errors import UserError
 
@@ -134,7 +134,7 @@ def set_teacher_logps(micro_batches: Sequence[MicroBatch], teacher: SplitModel, 
     # One micro-batch at a time, so that no more prompts are in memory than fit its tokens: there may be one a row.
     mode = "per_micro_batch" if teacher.prefix_layers else "per_row"
     for part in pack(groups, pad_id=0).micro_batches(token_budget=forward.micro_batch_tokens, prompts=mode):
-        (logp_BT,) = forward.logps_without_gradient(teacher, [micro_batch_of(part)])
+        (logp_BT,) = forward.logps_without_gradient(teacher, [MicroBatch.of(part)])
         rows: Any = part.row_B.tolist()
         for row, logp_T in zip(rows, np.array(logp_BT), strict=True):
             number, i = places[row]

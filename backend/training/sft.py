@@ -16,11 +16,11 @@ import numpy as np
 from backend.config.config import Config
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
-from backend.training.batch import Batch, MicroBatch
+from backend.training.batch import Batch
 from backend.training.grpo import means
 from backend.training.learner import Algorithm, Learner
 from backend.training.losses import Tally, token_mean
-from backend.training.policy_forward import PolicyForward, do_nothing
+from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 
 
 class Sft(Algorithm):

@@ -6,8 +6,10 @@ accumulate; one more pass per prompt turns those into parameter gradients. By th
 d head size.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,7 +20,9 @@ from backend.engine.forward import PrefilledPrompts, prefill_prompts
 from backend.engine.images import PromptImages
 from backend.engine.layers import scatter_unique
 from backend.engine.output_layer import SplitModel
-from backend.training.batch import MicroBatch
+
+if TYPE_CHECKING:
+    from backend.training.policy_forward import MicroBatch
 
 
 class SharedPrefix:
