@@ -165,7 +165,16 @@ def measure(
     found.itself, _ = _accuracy([block for blocks in again for block in blocks])
     if kind == "group":
         _measure_place(found, [pair for pair in given if not pair[0].padded])
-    found.length = _effect(list(_length_blocks([pair for pair in given if pair[0].padded], plain, kind)))
+    padded = [pair for pair in given if pair[0].padded]
+    # Padded or not, and the score: of one completion, or as the difference between the lists of a group's halves.
+    lengths = [([0, 1], [plain[key], s]) for _, scores in padded for key, s in scores.items() if key in plain]
+    if kind == "group":
+        lengths = list[Block]()
+        for (question, one), (_, other) in zip(padded[::2], padded[1::2], strict=True):
+            both = one.keys() & other.keys()
+            signs = [1 if i in question.padded else -1 for _, i in both]
+            lengths.append((signs, [one[key] - other[key] for key in both]))
+    found.length = _effect(lengths)
     found.concerns = list(_concerns(found, causes))
     labels = "Not compared with your labels"
     if found.accuracy is not None:
@@ -233,16 +242,6 @@ def _measure_place(found: Agreement, given: Sequence[tuple[Question, Scores]]) -
         found.which, found.place = max(effects.items(), key=lambda pair: abs(pair[1].z) if pair[1] else 0.0)
 
 
-def _length_blocks(padded: Sequence[tuple[Question, Scores]], plain: Scores, kind: Kind) -> Iterator[Block]:
-    """Padded or not, and the score: of one completion, or as the difference between the lists of a group's halves."""
-    if kind != "group":
-        yield from (([0, 1], [plain[key], s]) for _, scores in padded for key, s in scores.items() if key in plain)
-        return
-    for (question, one), (_, other) in zip(padded[::2], padded[1::2], strict=True):
-        both = one.keys() & other.keys()
-        yield [1 if i in question.padded else -1 for _, i in both], [one[key] - other[key] for key in both]
-
-
 def _concerns(found: Agreement, causes: Iterable[str]) -> Iterator[str]:
     if found.accuracy is not None and found.pairs >= FEW_PAIRS and found.accuracy < AGREES:
         yield "that is little, as two people agree on about 80% and chance on 50%"
@@ -269,7 +268,11 @@ class Examination:
         self.kind: Kind = "model"
         if isinstance(model, Judge):
             self.kind = "group" if model.mode == "group" else "single"
-        labelled = [(group_of(case, 0, "A case"), _label(case["expected"], self.name)) for case in cases]
+        labelled = list[tuple[Group, float | None]]()
+        for case in cases:  # of a rubric, a case may have been kept under another judge's name
+            expected, group = case["expected"], group_of(case, 0, "A case")
+            only = next(iter(expected.values())) if len(expected) == 1 else None
+            labelled.append((group, expected.get(self.name, only)))
         found: dict[str, tuple[Problem, dict[str, float | None]]] = {}
         for group, label in [*((group, None) for group in groups), *labelled]:
             prompt = repr((group.problem.prompt, group.problem.messages))
@@ -305,11 +308,6 @@ class Examination:
         finally:
             model.close()
         return measure(self.name, self.kind, self.groups, self.questions, answers, causes)
-
-
-def _label(expected: Labels, name: str) -> float | None:
-    """The score under this name, or the only one: a rubric's cases may have been kept under another judge's name."""
-    return expected.get(name, next(iter(expected.values())) if len(expected) == 1 else None)
 
 
 def examinations(

@@ -24,7 +24,7 @@ from backend.rewards.functions.judge import judge as parameters
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scoring import TrainerState
 from backend.runs.events import JsonLines, read_events
-from backend.types import Completion, Group, Problem, content_text
+from backend.types import Group, Problem, content_text
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
@@ -67,8 +67,13 @@ class UnreadableError(ValueError):
 class Judge:
     """`mode`: group or single. `rubric_file`: None for a plain text. Used by one thread."""
 
-    def __init__(self, call: RewardCall, arguments: dict[str, Any]) -> None:
-        """Reads the rubric. Raises UserError."""
+    def __init__(self, call: RewardCall) -> None:
+        """Raises UserError for arguments or a rubric that cannot be used."""
+        try:
+            parameters([], [], [], **call.arguments)
+        except ValueError as error:
+            raise UserError(SETTING, f"{call.text} cannot be used: {error}.") from None
+        arguments: dict[str, Any] = parameters.__kwdefaults__ | call.arguments
         self.about = FunctionDescription(call.name)  # its name in metrics
         self.mode: str = arguments["mode"]
         self.rubric, self.rubric_file = read_rubric(arguments["rubric"]), rubric_path(arguments["rubric"])
@@ -151,7 +156,10 @@ class Judge:
 
     def _ask_group(self, group: Group) -> list[tuple[str, int]]:
         """Begin what is not known yet. → the key and the place in its judgements of each completion."""
-        texts = [text_of(completion) for completion in group.completions]
+        texts: list[str] = []
+        for completion in group.completions:  # its text, or its conversation with tools as JSON
+            turns = [message for turn in completion.turns for message in turn.messages()]
+            texts.append(json.dumps(turns, ensure_ascii=False) if turns else completion.text)
         distinct = sorted(set(texts))
         if self.mode == "group":
             random.Random(json.dumps([group.problem.messages, distinct])).shuffle(distinct)
@@ -167,9 +175,30 @@ class Judge:
         return [places[text] for text in texts]
 
     def _messages(self, problem: Problem, texts: Sequence[str]) -> Messages:
-        if self.mode == "group":
-            return group_messages(self.rubric, problem, texts)
-        return single_messages(self.rubric, problem, texts[0])
+        standards = [self.rubric.text.strip()] if self.rubric.text.strip() else []
+        for each in self.rubric.criteria:
+            choices = ", ".join(f'"{choice}"' for choice in each.choices)
+            weight = f" Weight {each.weight:g}." if each.weight != 1 else ""
+            standards.append(f'- "{each.name}" (one of: {choices}): {each.text.strip()}{weight}')
+        messages = problem.messages or [{"role": "user", "content": problem.prompt}]
+        shown = [message | {"content": content_text(message["content"])} for message in messages]
+        parts = [f"<context>\n{json.dumps(shown, ensure_ascii=False)}\n</context>"]
+        if problem.answer:
+            parts.append(f"<expected_answer>\n{problem.answer}\n</expected_answer>")
+        form: dict[str, Any] = {"explanation": "…", "score": 0.0}
+        how = ", the explanation before the score, which is a number from 0 to 1"
+        if self.rubric.criteria:
+            form = {each.name: {"reason": "…", "verdict": "…"} for each in self.rubric.criteria}
+            how = ", for each criterion the reason first, then the verdict, which is one of its choices"
+        if self.mode == "group":  # as RULER asks (ART, openpipe.ai)
+            parts.append("Trajectories:")
+            for number, text in enumerate(texts, 1):
+                parts.append(f'<trajectory id="{number}">\n{json.dumps(text, ensure_ascii=False)}\n</trajectory>')
+        else:  # the completion is last: prompts of a group share what is before it
+            parts.append(f"<answer>\n{texts[0]}\n</answer>")
+        template = _GROUP if self.mode == "group" else _SINGLE
+        system = template.format(rubric="\n".join(standards), how=how, form=json.dumps(form, ensure_ascii=False))
+        return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(parts)}]
 
     def ask_afresh(
         self, questions: Sequence[FreshQuestion], poll: Poll, report: Callable[[int], None] = lambda done: None
@@ -267,44 +296,6 @@ class Judge:
             self._notes.append(f"The judge {name} gave no score for some completions: {why}. They count without it.")
 
 
-def open_judge(call: RewardCall) -> Judge:
-    """The judge of an entry. Raises UserError for arguments or a rubric that cannot be used."""
-    try:
-        parameters([], [], [], **call.arguments)
-    except ValueError as error:
-        raise UserError(SETTING, f"{call.text} cannot be used: {error}.") from None
-    return Judge(call, parameters.__kwdefaults__ | call.arguments)
-
-
-def text_of(completion: Completion) -> str:
-    """What a judge reads of a completion: its text, or its conversation with tools as JSON."""
-    turns = [message for turn in completion.turns for message in turn.messages()]
-    return json.dumps(turns, ensure_ascii=False) if turns else completion.text
-
-
-def group_messages(rubric: Rubric, problem: Problem, texts: Sequence[str]) -> Messages:
-    """All completions of a problem at once, as RULER asks (ART, openpipe.ai)."""
-    listed = [
-        f'<trajectory id="{number}">\n{json.dumps(text, ensure_ascii=False)}\n</trajectory>'
-        for number, text in enumerate(texts, 1)
-    ]
-    user = "\n\n".join([_context(problem), "Trajectories:", *listed])
-    system = _GROUP.format(rubric=_standards(rubric))
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
-
-
-def single_messages(rubric: Rubric, problem: Problem, text: str) -> Messages:
-    """One completion, which comes last: prompts of a group share what is before it."""
-    form: dict[str, Any] = {"explanation": "…", "score": 0.0}
-    how = ", the explanation before the score, which is a number from 0 to 1"
-    if rubric.criteria:
-        form = {each.name: {"reason": "…", "verdict": "…"} for each in rubric.criteria}
-        how = ", for each criterion the reason first, then the verdict, which is one of its choices"
-    system = _SINGLE.format(rubric=_standards(rubric), how=how, form=json.dumps(form, ensure_ascii=False))
-    user = f"{_context(problem)}\n\n<answer>\n{text}\n</answer>"
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
-
-
 def reply_schema(rubric: Rubric, mode: str) -> str:
     """The JSON schema of a reply."""
     words, marks = {"type": "string", "maxLength": REASON_LENGTH}, {"enum": [number / 20 for number in range(21)]}
@@ -324,23 +315,6 @@ def reply_schema(rubric: Rubric, mode: str) -> str:
 
 def _object_of(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-
-
-def _context(problem: Problem) -> str:
-    messages = problem.messages or [{"role": "user", "content": problem.prompt}]
-    shown = [message | {"content": content_text(message["content"])} for message in messages]
-    context = f"<context>\n{json.dumps(shown, ensure_ascii=False)}\n</context>"
-    expected = f"\n\n<expected_answer>\n{problem.answer}\n</expected_answer>" if problem.answer else ""
-    return context + expected
-
-
-def _standards(rubric: Rubric) -> str:
-    lines = [rubric.text.strip()] if rubric.text.strip() else []
-    for each in rubric.criteria:
-        choices = ", ".join(f'"{choice}"' for choice in each.choices)
-        weight = f" Weight {each.weight:g}." if each.weight != 1 else ""
-        lines.append(f'- "{each.name}" (one of: {choices}): {each.text.strip()}{weight}')
-    return "\n".join(lines)
 
 
 def read_group(reply: str, count: int) -> list[Judgement]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -54,32 +54,33 @@ NOT_TEXT = ("vision_tower", "multi_modal_projector", "lm_head")
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
 
-def open_reward_model(call: RewardCall, base: Path) -> RewardModel:
-    """Checks all that shows without reading weights. Raises UserError for a model that is none."""
-    path = user_path(call.function, SETTING, base)
-    model = RewardModel(call.name, str(path) if is_folder(path) else call.function, call.arguments.get("quantization"))
-    model.check()
-    return model
-
-
 class RewardModel:
     """A reward model and its tokenizer, loaded by `load`. `source`: folder or id; `bits`: quantised as it loads."""
 
     uses_mlx = True
 
-    def __init__(self, name: str, source: str, bits: int | None) -> None:
-        self.about, self.source, self.bits = FunctionDescription(name), source, bits
+    def __init__(self, call: RewardCall, base: Path) -> None:
+        """Checks its config.json, and its weights if they are here. Raises UserError for another kind of model."""
+        path = user_path(call.function, SETTING, base)
+        self.about, self.bits = FunctionDescription(call.name), call.arguments.get("quantization")
+        self.source = str(path) if is_folder(path) else call.function
         self._model: nn.Module | None = None
         self._tokenizer: Any = None
-
-    def check(self) -> None:
-        """Raises UserError for another kind of model, from its config.json, and from its weights if they are here."""
         if self.bits not in (None, *BITS):
             raise self._error(f"its quantization must be none, 4 or 8, not {self.bits}")
         source = Path(model_source(self.source, SETTING))
         file = source / "config.json" if is_folder(source) else config_file(self.source, SETTING)
-        if reason := refusal(check_config(file, self.source, SETTING)):
-            raise self._error(reason)
+        config = check_config(file, self.source, SETTING)
+        kind, names, labels = model_type(config), config.get("architectures"), config.get("id2label")
+        name = str(names[0]) if isinstance(names, list) and names else "of an unknown architecture"
+        if "ForSequenceClassification" not in name:
+            right = "a reward model is a model for sequence classification with one label"
+            raise self._error(f"it is {quote(name, 40)}, and {right}")
+        if kind not in (*DECODERS, MODERNBERT):
+            known = "Qwen2, Qwen3, Llama, Gemma, Mistral and ModernBERT"
+            raise self._error(f"its architecture is {quote(kind, 30)}, and reward models here are {known}")
+        if isinstance(labels, dict) and len(labels) != 1:
+            raise self._error(f"it has {len(labels):,} labels, and a reward model has one")
         check_weights(str(source), SETTING)
         if any(file.parent.glob("model*.safetensors")):
             self._open(file.parent)
@@ -97,14 +98,29 @@ class RewardModel:
 
     def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> ModelScores:
         """Raises RewardError for a conversation without a chat template, and for a score that is no number."""
-        texts = self.texts(groups, state)
-        distinct = list(dict.fromkeys(texts))
-        scores = dict(zip(distinct, self.scores_of(distinct, poll), strict=True))
-        if any(score is not None and not math.isfinite(score) for score in scores.values()):
+        texts = self._texts(groups, state)
+        model: Any = self._model
+        pad = self._tokenizer.pad_token_id
+        pad = self._tokenizer.eos_token_id if pad is None else pad
+        tokens = {text: self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts}
+        scores: dict[str, float] = {}  # a text without tokens has none
+        longest_first = sorted(filter(tokens.get, tokens), key=lambda text: -len(tokens[text]))
+        while longest_first:
+            poll()
+            columns = len(tokens[longest_first[0]])
+            rows = max(1, MICRO_BATCH_TOKENS[on_gpu()] // columns)
+            batch, longest_first = longest_first[:rows], longest_first[rows:]
+            padded = np.zeros((len(batch), columns), np.int32)
+            for row, text in enumerate(batch):
+                padded[row, : len(tokens[text])] = tokens[text]
+            ends = [model.end(tokens[text], pad) for text in batch]
+            found: Any = model(mx.array(padded), mx.array(ends)).tolist()
+            scores |= zip(batch, found, strict=True)
+        if not all(map(math.isfinite, scores.values())):
             raise self._failed("gives a score that is not a finite number")
-        return ModelScores([scores[text] for text in texts])
+        return ModelScores([scores.get(text) for text in texts])
 
-    def texts(self, groups: Sequence[Group], state: TrainerState) -> list[str]:
+    def _texts(self, groups: Sequence[Group], state: TrainerState) -> list[str]:
         """The text of each completion after its prompt, as TRL 1.16 renders it."""
         has_template = bool(self._tokenizer.chat_template)
         inputs = inputs_for(samples_of(groups), state, "trl", as_messages=has_template)
@@ -121,28 +137,6 @@ class RewardModel:
             except Exception as error:  # a template raises what it likes
                 raise self._failed(f"cannot render a conversation: {reason_of(error)}") from error
         return texts
-
-    def scores_of(self, texts: Sequence[str], poll: Poll) -> list[float | None]:
-        """Scores of texts, long ones first; None for one without tokens."""
-        model: Any = self._model
-        pad = self._tokenizer.pad_token_id
-        pad = self._tokenizer.eos_token_id if pad is None else pad
-        tokens = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        scores: list[float | None] = [None] * len(texts)
-        longest_first = sorted((i for i in range(len(texts)) if tokens[i]), key=lambda i: -len(tokens[i]))
-        while longest_first:
-            poll()
-            columns = len(tokens[longest_first[0]])
-            rows = max(1, MICRO_BATCH_TOKENS[on_gpu()] // columns)
-            batch, longest_first = longest_first[:rows], longest_first[rows:]
-            padded = np.zeros((len(batch), columns), np.int32)
-            for row, i in enumerate(batch):
-                padded[row, : len(tokens[i])] = tokens[i]
-            ends = [model.end(tokens[i], pad) for i in batch]
-            found: Any = model(mx.array(padded), mx.array(ends)).tolist()
-            for i, score in zip(batch, found, strict=True):
-                scores[i] = score
-        return scores
 
     def close(self) -> None:
         if self._model is not None:
@@ -170,6 +164,9 @@ class RewardModel:
                 model, _ = quantize(model, config, **QUANTIZATION[str(self.bits)])
             except Exception as error:  # as `backend.models.policy.quantized_as`
                 raise self._error(f"it cannot be quantised: {reason_of(error)}") from error
+            if not is_quantised(model):
+                width = QUANTIZATION[str(self.bits)]["group_size"]
+                raise self._error(f"none of its weights is a multiple of {width} wide; leave out quantization")
         return model, load_tokenizer(folder, SETTING)._tokenizer
 
     def _error(self, reason: str) -> UserError:
@@ -177,21 +174,6 @@ class RewardModel:
 
     def _failed(self, what: str) -> RewardError:
         return RewardError([ConfigProblem(SETTING, f"The reward model {self.about.name} {what}.")], Failure(what))
-
-
-def refusal(config: Mapping[str, Any]) -> str:
-    """Reason why a model with this config.json is no reward model that can be used here, or ""."""
-    kind, architectures = model_type(config), config.get("architectures")
-    name = str(architectures[0]) if isinstance(architectures, list) and architectures else "of an unknown architecture"
-    if "ForSequenceClassification" not in name:
-        return f"it is {quote(name, 40)}, and a reward model is a model for sequence classification with one label"
-    if kind not in (*DECODERS, MODERNBERT):
-        known = "Qwen2, Qwen3, Llama, Gemma, Mistral and ModernBERT"
-        return f"its architecture is {quote(kind, 30)}, and reward models here are {known}"
-    labels = config.get("id2label")
-    if isinstance(labels, dict) and len(labels) != 1:
-        return f"it has {len(labels):,} labels, and a reward model has one"
-    return ""
 
 
 def reward_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
@@ -330,8 +312,15 @@ class ModernBert(nn.Module):
         masks = {_GLOBAL: is_token[:, None, None]}  # [B, 1, 1, T]
         masks[_LOCAL] = masks[_GLOBAL] & (mx.abs(places[:, None] - places) <= args.local_attention // 2)
         x = model.embeddings.norm(model.embeddings.tok_embeddings(tokens))
+        rows, columns, size = x.shape
+        heads, width = args.num_attention_heads, size // args.num_attention_heads
         for layer, kind in zip(model.layers, args.kinds, strict=True):
-            x = x + self._attended(layer.attn, layer.attn_norm(x), masks[kind], args.thetas[kind])
+            qkv = layer.attn.Wqkv(layer.attn_norm(x)).reshape(rows, columns, 3, heads, width)
+            queries, keys, values = qkv.transpose(2, 0, 3, 1, 4)
+            rope = {"traditional": False, "base": args.thetas[kind], "scale": 1.0, "offset": 0}
+            queries, keys = mx.fast.rope(queries, width, **rope), mx.fast.rope(keys, width, **rope)
+            out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=width**-0.5, mask=masks[kind])
+            x = x + layer.attn.Wo(out.transpose(0, 2, 1, 3).reshape(rows, columns, size))
             inputs, gate = mx.split(layer.mlp.Wi(layer.mlp_norm(x)), 2, axis=-1)
             x = x + layer.mlp.Wo(nn.gelu(inputs) * gate)
         x = model.final_norm(x)
@@ -339,15 +328,6 @@ class ModernBert(nn.Module):
         if args.classifier_pooling == "mean":
             pooled = mx.where(is_token[..., None], x, 0).sum(axis=1) / lengths[:, None]
         return self.classifier(head.norm(nn.gelu(head.dense(pooled))).astype(mx.float32))[:, 0]
-
-    def _attended(self, attention: Any, x: mx.array, mask: mx.array, theta: float) -> mx.array:
-        rows, columns, size = x.shape
-        heads, width = self.args.num_attention_heads, size // self.args.num_attention_heads
-        queries, keys, values = attention.Wqkv(x).reshape(rows, columns, 3, heads, width).transpose(2, 0, 3, 1, 4)
-        rope = {"traditional": False, "base": theta, "scale": 1.0, "offset": 0}
-        queries, keys = mx.fast.rope(queries, width, **rope), mx.fast.rope(keys, width, **rope)
-        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=width**-0.5, mask=mask)
-        return attention.Wo(out.transpose(0, 2, 1, 3).reshape(rows, columns, size))
 
     @staticmethod
     def end(tokens: Sequence[int], pad: int) -> int:

@@ -10,7 +10,7 @@ import keyring
 import pytest
 
 from backend.judges.agreement import Examination
-from backend.judges.judge import FILE, Judge, UnreadableError, open_judge, read_group, read_single
+from backend.judges.judge import FILE, Judge, UnreadableError, read_group, read_single
 from backend.judges.model_reward import ModelScores, UnreachableJudgeError
 from backend.judges.rubric import Rubric, bundled_rubrics, read_rubric
 from backend.judges.server import find_servers, save_key
@@ -37,7 +37,7 @@ def judge_of(server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     opened = list[Judge]()
 
     def make(folder: Path | None = tmp_path, **arguments: Any) -> Judge:
-        judge = open_judge(RewardCall("judge", {"rubric": "Be nice.", "url": server.url} | arguments, "nice"))
+        judge = Judge(RewardCall("judge", {"rubric": "Be nice.", "url": server.url} | arguments, "nice"))
         opened.append(judge)
         judge.load(folder)
         return judge
@@ -229,7 +229,7 @@ def test_asked_afresh(server: JudgeServer, judge_of) -> None:
 
 
 def test_a_check_says_why_there_are_no_scores(server: JudgeServer) -> None:
-    server.status, judge = 429, open_judge(RewardCall("judge", {"rubric": "Be nice.", "url": server.url}))
+    server.status, judge = 429, Judge(RewardCall("judge", {"rubric": "Be nice.", "url": server.url}))
     found = Examination(judge, [make_group("a", "b")], ()).run()
     assert "100% of completions got no score: its server answered 429 (the judge is ill)" in found.verdict
 
@@ -251,7 +251,7 @@ def test_a_check_says_why_there_are_no_scores(server: JudgeServer) -> None:
 )
 def test_arguments_that_cannot_be_used(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        open_judge(RewardCall("judge", arguments))
+        Judge(RewardCall("judge", arguments))
 
 
 @pytest.mark.parametrize(

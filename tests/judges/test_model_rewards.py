@@ -13,10 +13,10 @@ from mlx_lm.utils import load
 from backend.config.config import Config, parse
 from backend.judges import local_model as module
 from backend.judges import reward_model
-from backend.judges.judge import open_judge
+from backend.judges.judge import Judge
 from backend.judges.local_model import LocalModel, SharingSampler, local_model
 from backend.judges.model_reward import ModelScores, model_entries
-from backend.judges.reward_model import open_reward_model
+from backend.judges.reward_model import RewardModel
 from backend.rewards.bench import RewardBench, score_groups
 from backend.rewards.calls import Failure, RewardError, ThreadCaller
 from backend.rewards.catalogue import RewardCall, canonical_entry, metric_name, read_call, with_absolute_file
@@ -69,7 +69,7 @@ def opened_reward(monkeypatch) -> dict[str, LengthModel]:
         factor = float(call.arguments.get("quantization") or 1)
         return models.setdefault(call.name, LengthModel(call.name, factor))
 
-    monkeypatch.setattr(reward_model, "open_reward_model", open_model)
+    monkeypatch.setattr(reward_model, "RewardModel", open_model)
     return models
 
 
@@ -236,7 +236,7 @@ def test_a_judge_scores_with_it_and_frees_its_memory(
     rubric = tmp_path / "rubric.toml"
     rubric.write_text('[[criteria]]\nname = "short"\nchoices = ["no", "a bit", "yes"]\n', encoding="utf-8")
     arguments = {"rubric": str(rubric), "url": "local", "model": str(folder_of(models)), "mode": "single"}
-    judge = open_judge(RewardCall("judge", arguments))
+    judge = Judge(RewardCall("judge", arguments))
     judge.load(None)
     group = Group(Problem(0, "?", [], [], ""), [Completion([], [], text, "eos") for text in ("a", "b", "a")])
     scored = judge.score([group], TrainerState(), lambda: None)
@@ -350,7 +350,7 @@ def test_models_that_are_none_are_refused(tmp_path: Path) -> None:
             arrays = {name: x for name, x in arrays_of(GOLDEN["models"]["qwen3"]["shapes"]).items() if name != drop}
             mx.save_safetensors(str(folder / "model.safetensors"), arrays)
         with pytest.raises(UserError) as caught:
-            open_reward_model(read_call(f"{folder}{arguments}"), tmp_path)
+            RewardModel(read_call(f"{folder}{arguments}"), tmp_path)
         (fault,) = caught.value.faults
         assert fault.setting == "reward_functions" and sentence in fault.sentence and len(fault.sentence) < 300
 
@@ -361,7 +361,16 @@ def test_models_that_are_none_are_refused(tmp_path: Path) -> None:
     refused("Missing 1 parameters", drop="model.norm.weight")
     refused("its quantization must be none, 4 or 8, not 3", "(quantization=3)")
     with pytest.raises(UserError, match="There is no model"):
-        open_reward_model(read_call("./nowhere/rm"), tmp_path)
+        RewardModel(read_call("./nowhere/rm"), tmp_path)
+
+
+def test_a_model_without_a_weight_to_quantise_is_refused(tmp_path: Path) -> None:
+    folder = write_reward_model(tmp_path, intermediate_size=48)
+    shapes = {name: [48 if n == 64 else n for n in of] for name, of in GOLDEN["models"]["qwen3"]["shapes"].items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), arrays_of(shapes))
+    opened(folder)
+    with pytest.raises(UserError, match="none of its weights is a multiple of 64 wide; leave out quantization"):
+        opened(folder, "(quantization=4)")
 
 
 def test_a_conversation_without_a_template_is_refused(tmp_path: Path) -> None:

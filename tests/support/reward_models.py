@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from backend.judges.reward_model import RewardModel, open_reward_model
+from backend.judges.reward_model import RewardModel
 from backend.rewards.catalogue import read_call
 from backend.types import Completion, Group, Problem
 from tests.support.random_models import tiny_tokenizer
@@ -41,7 +41,7 @@ def write_reward_model(folder: Path, kind: str = "qwen3", *, template: bool = Tr
 
 
 def opened(folder: Path, arguments: str = "") -> RewardModel:
-    model = open_reward_model(read_call(f"{folder}{arguments}"), Path.cwd())
+    model = RewardModel(read_call(f"{folder}{arguments}"), Path.cwd())
     model.load(None)
     return model
 
