@@ -19,7 +19,6 @@ from backend.rewards.bench import (
     cases_file,
     cases_in,
     line_of,
-    merge_consecutive,
     read_cases,
     read_groups,
     rerun,
@@ -60,7 +59,7 @@ def score_rewards(
 ) -> None:
     """Score given completions with the config's reward functions and weights; prints the verdict on stderr."""
     settings = _scoring_settings(config, changes)
-    groups = merge_consecutive(read_groups(completions))
+    groups = read_groups(completions)
     _print_scores(score_all(groups, settings, prints=not as_json), as_json, groups)
 
 

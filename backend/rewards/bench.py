@@ -129,8 +129,7 @@ def verdicts(sample: Sample) -> list[Finding]:
     """All findings, errors first; a positive one if there are no problems."""
     if not sample.texts:
         return []
-    rules = (_no_signal, _never_fires, _others)
-    findings = [finding for rule in rules for finding in rule(sample)]
+    findings = [*_no_signal(sample), *_never_fires(sample), *_others(sample)]
     if not any(finding.level in LEVELS[:2] for finding in findings):
         if sample.is_single:
             findings.append(Finding("scored", "Every function gave scores that a run can use.", "", "good"))
@@ -446,8 +445,15 @@ def read_groups(path: Path) -> list[Group]:
 
 
 def groups_in(text: str, where: str) -> list[Group]:
-    """One group per line of `text`; `where` names it. Raises UserError on `completions`."""
-    groups = [group_of(row, number - 1, line) for number, line, row in json_lines(text, where, "completions")]
+    """A group for consecutive lines of one prompt; `where` names the text. Raises UserError on `completions`."""
+    groups: list[Group] = []
+    for number, line, row in json_lines(text, where, "completions"):
+        group = group_of(row, number - 1, line)
+        a, b = groups[-1].problem if groups else None, group.problem
+        if a and (a.prompt, a.answer, a.type, a.row) == (b.prompt, b.answer, b.type, b.row):
+            groups[-1].completions.extend(group.completions)
+        else:
+            groups.append(group)
     if not groups:
         raise UserError("completions", f"{where} holds no completions.")
     return groups
@@ -520,17 +526,6 @@ def line_of(group: Group) -> ScoringRow:
     if problem.images:
         line["images"] = problem.images
     return line
-
-
-def merge_consecutive(groups: list[Group]) -> list[Group]:
-    merged: list[Group] = []
-    for group in groups:
-        a, b = merged[-1].problem if merged else None, group.problem
-        if a and (a.prompt, a.answer, a.type, a.row) == (b.prompt, b.answer, b.type, b.row):
-            merged[-1].completions.extend(group.completions)
-        else:
-            merged.append(Group(b, list(group.completions)))
-    return merged
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,7 @@ class Failure(Exception):
     problems: Sequence[tuple[str, str]] = ()
 
     @classmethod
-    def of(cls, what: str, error: BaseException | None, file: Path | None, line: int = 0, **fields: Any) -> Failure:
-        """`line` is the fallback without a traceback line in `file`."""
+    def of(cls, what: str, error: BaseException | None, file: Path | None, **fields: Any) -> Failure:
         frames: list[dict[str, Any]] = []
         for frame in traceback.extract_tb(error.__traceback__) if error and file else ():
             # Skips a comprehension on the same line.
@@ -66,11 +65,11 @@ class Failure(Exception):
             if frame.filename == str(file) and not is_repeated:
                 code = (frame.line or "").strip()[:500]
                 frames.append({"line": frame.lineno or 0, "function": frame.name, "code": code})
-        if isinstance(error, SyntaxError) and file:
-            line = error.lineno or line
         if error:
             fields["traceback"] = user_traceback(error, file)
-        line = frames[-1]["line"] if frames else line
+        line = frames[-1]["line"] if frames else 0
+        if isinstance(error, SyntaxError) and file and not frames:
+            line = error.lineno or 0
         return cls(what, file=str(file or ""), line=line, frames=frames[-_MOST_FRAMES:], **fields)
 
 
@@ -261,18 +260,15 @@ class Caller:
 
     def _failure(self, index: int, error: BaseException) -> Failure:
         """The Failure of function `index`, from what it raised or returned."""
-        about = self.functions[index]
+        file = self.functions[index].file
         if isinstance(error, Failure):
-            own: dict[str, Any] = {"function": index, "completion": error.completion}
-            return Failure.of(error.what, error.__cause__, about.file, about.line, **own)
-        what = f"raised {describe_error(error, about.file)}"
-        return Failure.of(what, error, about.file, about.line, function=index, raised=True)
+            return Failure.of(error.what, error.__cause__, file, function=index, completion=error.completion)
+        return Failure.of(f"raised {describe_error(error, file)}", error, file, function=index, raised=True)
 
     def _timeout(self, index: int, seconds: float, stack: str) -> Failure:
         """The function `index` hung at `stack`, outermost frame first."""
-        about = self.functions[index]
-        own = printable(stack[max(stack.find(f'  File "{about.file}"'), 0) :])
-        return Failure.of(timeout_words(seconds), None, about.file, about.line, function=index, traceback=own)
+        own = printable(stack[max(stack.find(f'  File "{self.functions[index].file}"'), 0) :])
+        return Failure(timeout_words(seconds), index, traceback=own)
 
     def _limited(self, seconds: float, work: Callable[[], Any], grace_s: float = 0.0) -> Any:
         try:

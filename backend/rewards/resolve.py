@@ -73,18 +73,15 @@ class RewardFunction:
         return cls(FunctionDescription(name, file, line, note), call, parameters, **about)
 
     @property
-    def _required(self) -> list[str]:
+    def required(self) -> list[str]:
         required = (each for each in self.parameters.values() if each.kind in _NAMED and each.default is each.empty)
         return [each.name for each in required if each.name not in self.excluded]
-
-    def missing(self, inputs: Collection[str]) -> list[str]:
-        return [name for name in self._required if name not in inputs]
 
     def call_kwargs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs that it takes and its arguments. `**kwargs` excludes `prompt`, as in TRL."""
         taken = {name for name, each in self.parameters.items() if each.kind in _NAMED}
         if any(each.kind is each.VAR_KEYWORD for each in self.parameters.values()):
-            taken = inputs.keys() - ({"prompt"} - set(self._required))
+            taken = inputs.keys() - ({"prompt"} - set(self.required))
         taken -= set(self.excluded)
         return {name: value for name, value in inputs.items() if name in taken} | dict(self.kwargs)
 

@@ -159,8 +159,8 @@ class Scorer:
             except Failure as failure:
                 function, index = functions[others[failure.function]], failure.completion
                 failure.what = self.with_network_hint(failure.what)
-                if not failure.file:  # its process is gone
-                    failure.file, failure.line = str(function.file or ""), function.line
+                failure.file = failure.file or str(function.file or "")
+                failure.line = failure.line or function.line
                 sample = None if index is None else scoring.samples_of(groups)[index]
                 raise RewardError.of_call(function, failure, sample) from None
         scored = dict(zip(others, zip(answer.scores, answer.seconds, strict=True), strict=True))

@@ -211,9 +211,6 @@ class FunctionHost:
                 if isinstance(environment, ServedEnvironment):
                     environment.total = sum(each.reward for turn in completion.turns for each in turn.results)
 
-        def failure(index: int, what: str) -> Failure:
-            return Failure.of(what, None, abouts[index].file, abouts[index].line, function=index)
-
         def scores_or_awaitable(call: Callable[[], Any]) -> Any:
             returned = call()
             return returned if inspect.isawaitable(returned) else read_scores(returned, len(samples))
@@ -225,15 +222,15 @@ class FunctionHost:
             inputs = inputs_for(samples, state, function.dialect, function.takes_messages)
             inputs |= logs.loggers_for(function.about.name)
             inputs |= {"environments": [*environments]} if environments else {}
-            for name in function.missing(inputs):
-                near = nearest(name, inputs)
+            if missing := [name for name in function.required if name not in inputs]:
+                near = nearest(missing[0], inputs)
                 hint = f"; the nearest is {near}" if near else ""
                 where = "neither an input of reward functions nor a column of the dataset"
-                raise failure(index, f"asks for {name}, which is {where}{hint}")
+                raise Failure(f"asks for {missing[0]}, which is {where}{hint}", index)
             try:
                 call = functools.partial(function.call, **with_pictures(function.call_kwargs(inputs)))
             except UserError as error:
-                raise failure(index, f"cannot be called: {error.faults[0].sentence.rstrip('.')}") from None
+                raise Failure(f"cannot be called: {error.faults[0].sentence.rstrip('.')}", index) from None
             start = time.perf_counter()
             returned = caller.call(index, timeout_s, functools.partial(scores_or_awaitable, call))
             if inspect.isawaitable(returned):
@@ -242,9 +239,12 @@ class FunctionHost:
                 outcomes[index] = returned, time.perf_counter() - start
         if waiting:
             outcomes |= caller.gather(timeout_s, waiting)
-        for index, about in enumerate(abouts):
-            if wrong := logs.length_error(about.name, len(samples)):
-                raise failure(index, wrong)
+        for column, values in logs.columns.items():
+            if len(values) != len(samples):
+                index = [about.name for about in abouts].index(logs.owners[column])
+                raise Failure(
+                    f"logged {len(values)} values in the column {column} for {len(samples)} completions", index
+                )
         scores, seconds = zip(*(outcomes[index] for index in range(len(functions))), strict=True)
         return Answer(scores=[*scores], seconds=[*seconds], columns=logs.columns, metrics=logs.metrics)
 
@@ -346,7 +346,7 @@ class ExtraLogs:
 
     def __init__(self) -> None:
         self.columns: dict[str, list[Any]] = {}
-        self._owners: dict[str, str] = {}  # column → the function that logged it
+        self.owners: dict[str, str] = {}  # column → the function that logged it
         self._metrics: dict[str, list[float]] = {}
         self._logged = 0
 
@@ -355,7 +355,7 @@ class ExtraLogs:
 
         def log_extra(column: str, values: Sequence[Any]) -> None:
             _check_name("log_extra", column)
-            if (owner := self._owners.setdefault(column, function)) != function:
+            if (owner := self.owners.setdefault(column, function)) != function:
                 raise ValueError(f"the column {column} was logged by {owner} already")
             if isinstance(values, str | bytes | Mapping):
                 raise TypeError(f"log_extra takes a list of values, one a completion, not {type(values).__name__}")
@@ -384,13 +384,6 @@ class ExtraLogs:
     def metrics(self) -> dict[str, float]:
         """Metric → mean of its values in this step."""
         return {name: statistics.fmean(values) for name, values in self._metrics.items()}
-
-    def length_error(self, function: str, count: int) -> str:
-        """Problem with a function's columns, which need `count` values, or ""."""
-        for column, values in self.columns.items():
-            if self._owners[column] == function and len(values) != count:
-                return f"logged {len(values)} values in the column {column} for {count} completions"
-        return ""
 
 
 def _check_name(function: str, name: Any) -> None:

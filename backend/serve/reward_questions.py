@@ -161,7 +161,7 @@ def read_completions(call: QuestionCall, path: str = "", text: str = "") -> list
         groups = bench.groups_in(text, "what was pasted")
     else:  # plain text is one completion
         groups = [bench.group_of({"completion": text}, 0, "What was pasted")]
-    return [bench.line_of(group) for group in bench.merge_consecutive(groups)]
+    return [bench.line_of(group) for group in groups]
 
 
 def reward_cases(call: QuestionCall, file: str, do: str = "list", place: int = 0, **kept: Any) -> dict[str, Any]:

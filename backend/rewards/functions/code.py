@@ -23,11 +23,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from backend.rewards.catalogue import tests_column
 from backend.rewards.functions.math_equality import answer_part
-from backend.rewards.programs import OBSERVE, OBSERVE_PAIR, OPERATORS, NotPlainError, Task, TaskResult, decoded, runner
+from backend.rewards.programs import OBSERVE, OBSERVE_PAIR, OPERATORS, Task, TaskResult, decoded, runner
 from backend.rewards.registry import Scores, Texts, Types, register_reward_function, require
 from backend.utils.text import quote
 
@@ -67,40 +68,21 @@ def code_tests(
     until = time.monotonic() + SHARE * (getattr(trainer_state, "reward_timeout", None) or WITHOUT_RUN_S)
     tests = _tests_of_rows({**columns, "answer": answer}, column, len(completions), most_tests)
     sources = [_program(text) for text in completions]
+    keyed = [((source, id(of_row)), of_row) for source, of_row in zip(sources, tests, strict=True)]
     # Equal completions of one prompt are common, and one of them is run.
-    wanted: dict[tuple[str, int], tuple[RowTests, list[Task]]] = {}
-    for source, of_row in zip(sources, tests, strict=True):
-        if not of_row or not source:
-            continue
-        if isinstance(of_row, AssertTests):
-            task = {"source": source, "setup": of_row.setup, "tests": [test for test, _ in of_row.tests]}
-            wanted[source, id(of_row)] = of_row, [task]
-        else:
-            wanted[source, id(of_row)] = of_row, [{"source": source, "input": given} for given, _ in of_row]
-    results: Sequence[Sequence[TaskResult]] = []
-    if wanted:
+    wanted = {key: of_row for key, of_row in keyed if of_row and key[0]}
+    programs = [of_row.tasks(source) for (source, _), of_row in wanted.items()]
+    results: Sequence[Sequence[TaskResult]] | None = None
+    if programs:
         deadline_s = max(until - time.monotonic(), 1.0)
-        programs = [tasks for _, tasks in wanted.values()]
-        found = runner.run(programs, seconds=seconds, memory_mb=memory_mb, deadline_s=deadline_s)
-        results = found or [[] for _ in programs]
+        results = runner.run(programs, seconds=seconds, memory_mb=memory_mb, deadline_s=deadline_s)
     counts: dict[tuple[str, int], int | None] = {}
-    for (key, (of_row, tasks)), each in zip(wanted.items(), results, strict=True):
+    for (key, of_row), tasks, each in zip(wanted.items(), programs, results or [[] for _ in programs], strict=True):
         last = each[-1]["ended"] if each else ""
-        if last == "limit" or (len(each) < len(tasks) and last not in ("time", "output")):
-            counts[key] = None  # it was not run to its end
-        elif isinstance(of_row, AssertTests):
-            counts[key] = _asserts_passed(of_row, each[0])
-        else:
-            counts[key] = sum(
-                result["ended"] == "exit" and result["code"] == 0 and same_output(result["output"], expected)
-                for (_, expected), result in zip(of_row, each, strict=False)
-            )
-    passed = [
-        None if of_row is None else counts.get((source, id(of_row)), 0)
-        for source, of_row in zip(sources, tests, strict=True)
-    ]
-    totals = [len(of_row.tests) if isinstance(of_row, AssertTests) else len(of_row or ()) for of_row in tests]
-    pairs = list(zip(passed, totals, strict=True))
+        was_run = last != "limit" and (len(each) == len(tasks) or last in ("time", "output"))
+        counts[key] = of_row.passed(each) if was_run else None
+    passed = [None if of_row is None else counts.get(key, 0) for key, of_row in keyed]
+    pairs = [(count, len(of_row.tests) if of_row else 0) for count, of_row in zip(passed, tests, strict=True)]
     if log_extra is not None:
         with suppress(ValueError):  # of two entries of this function, the first has the column
             log_extra("tests passed", [None if count is None else f"{count} of {total}" for count, total in pairs])
@@ -157,50 +139,7 @@ def same_output(actual: str, expected: str) -> bool:
     return True
 
 
-def _asserts_passed(tests: AssertTests, result: TaskResult) -> int:
-    observed: dict[int, dict[int, bool]] = defaultdict(dict)
-    """Test → number → True if every observation under it was as expected."""
-    done: set[int] = set()
-    for line in result["output"].split("\n"):
-        try:
-            report = json.loads(line)
-        except (ValueError, RecursionError):  # a program may write anything between the reports
-            continue
-        match report:
-            case [int() as index] if type(index) is int:
-                done.add(index)
-            case [int() as index, int() as number, {**claim}] if type(index) is int:
-                expected, holds = tests.expected.get(number), False
-                with suppress(NotPlainError, RecursionError):
-                    if "truth" in claim:  # of two objects that are no plain values
-                        holds = expected is not None and expected.form == "pair" and claim["truth"] is True
-                    elif expected is not None and "value" in claim:
-                        holds = expected.holds(decoded(claim["value"]))
-                observed[index][number] = observed[index].get(number, True) and holds
-    return sum(
-        index in done and required <= observed[index].keys() and bool(observed[index]) and all(observed[index].values())
-        for index, (_, required) in enumerate(tests.tests)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedValue:
-    """Expected observation. `form`: "left" or "right", the side with the literal `value`; "pair"; or "truth"."""
-
-    form: str
-    operator: str = ""
-    value: Any = None
-
-    def holds(self, observed: Any) -> bool:
-        """Compare a decoded observation. Never raises."""
-        try:
-            if self.form == "truth":
-                return observed is True
-            sides = {"left": lambda: (self.value, observed), "right": lambda: (observed, self.value)}
-            left, right = sides.get(self.form, lambda: observed)()
-            return bool(OPERATORS[self.operator](left, right))
-        except Exception:  # values that cannot be compared, or no pair
-            return False
+Expected = Callable[[Mapping[str, Any]], bool]  # an assertion holds by the program's claim; may raise
 
 
 @dataclass(slots=True)
@@ -209,7 +148,50 @@ class AssertTests:
 
     setup: str = ""
     tests: list[tuple[str, frozenset[int]]] = field(default_factory=list)
-    expected: dict[int, ExpectedValue] = field(default_factory=dict)
+    expected: dict[int, Expected] = field(default_factory=dict)
+
+    def tasks(self, source: str) -> list[Task]:
+        return [{"source": source, "setup": self.setup, "tests": [test for test, _ in self.tests]}]
+
+    def passed(self, results: Sequence[TaskResult]) -> int:
+        observed: dict[int, dict[int, bool]] = defaultdict(dict)  # test → number → if all under it were as expected
+        done: set[int] = set()
+        for line in results[0]["output"].split("\n"):
+            try:
+                report = json.loads(line)
+            except (ValueError, RecursionError):  # a program may write anything between the reports
+                continue
+            match report:
+                case [int() as index] if type(index) is int:
+                    done.add(index)
+                case [int() as index, int() as number, {**claim}] if type(index) is int:
+                    holds = False
+                    with suppress(Exception):  # no such observation, or values that cannot be compared
+                        holds = self.expected[number](claim)
+                    observed[index][number] = observed[index].get(number, True) and holds
+        of_tests = [(index in done, observed[index], required) for index, (_, required) in enumerate(self.tests)]
+        return sum(
+            ended and required <= of.keys() and bool(of) and all(of.values()) for ended, of, required in of_tests
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTests:
+    """Standard input and expected output of each test."""
+
+    tests: list[tuple[str, str]]
+
+    def tasks(self, source: str) -> list[Task]:
+        return [{"source": source, "input": given} for given, _ in self.tests]
+
+    def passed(self, results: Sequence[TaskResult]) -> int:
+        return sum(
+            result["ended"] == "exit" and result["code"] == 0 and same_output(result["output"], expected)
+            for (_, expected), result in zip(self.tests, results, strict=False)
+        )
+
+
+RowTests = AssertTests | StreamTests
 
 
 def assert_tests(sources: list[str], setup: str = "", entry_point: str = "") -> AssertTests:
@@ -267,7 +249,7 @@ class _Observations(ast.NodeTransformer):
     """Replaces assertions by numbered observations."""
 
     def __init__(self) -> None:
-        self.expected: dict[int, ExpectedValue] = {}
+        self.expected: dict[int, Expected] = {}
 
     def replaced(self, statements: list[ast.stmt]) -> tuple[list[ast.stmt], frozenset[int]]:
         """Statements with observations, and the numbers that are always made."""
@@ -294,11 +276,11 @@ class _Observations(ast.NodeTransformer):
     def _observation(self, condition: ast.expr) -> ast.Call:
         number = len(self.expected)
         if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
-            self.expected[number] = ExpectedValue("truth")
+            self.expected[number] = lambda claim: decoded(claim["value"]) is True
             truth = ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), condition))
             return _call(OBSERVE, ast.Constant(number), truth)
         name, left, right = type(condition.ops[0]).__name__, condition.left, condition.comparators[0]
-        for form, literal, observed in (("right", right, left), ("left", left, right)):
+        for literal, observed in ((right, left), (left, right)):
             try:
                 value = ast.literal_eval(literal)
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -306,10 +288,23 @@ class _Observations(ast.NodeTransformer):
             if not any(value is singleton for singleton in (None, True, False)):
                 # `is` between a value from another process and a literal means nothing but for the singletons.
                 name = {"Is": "Eq", "IsNot": "NotEq"}.get(name, name)
-            self.expected[number] = ExpectedValue(form, name, value)
+            self.expected[number] = partial(_holds, name, value, literal is right)
             return _call(OBSERVE, ast.Constant(number), observed)
-        self.expected[number] = ExpectedValue("pair", name)
+
+        def pair_holds(claim: Mapping[str, Any]) -> bool:
+            if "truth" in claim:  # of two objects that are no plain values
+                return claim["truth"] is True
+            left, right = decoded(claim["value"])
+            return bool(OPERATORS[name](left, right))
+
+        self.expected[number] = pair_holds
         return _call(OBSERVE_PAIR, ast.Constant(number), ast.Constant(name), left, right)
+
+
+def _holds(name: str, literal: Any, is_right: bool, claim: Mapping[str, Any]) -> bool:
+    """Compare the other operand, as the program claims it, with the literal one."""
+    seen = decoded(claim["value"])
+    return bool(OPERATORS[name](seen, literal) if is_right else OPERATORS[name](literal, seen))
 
 
 def _unparsed(statements: list[ast.stmt]) -> str:
@@ -323,10 +318,6 @@ class UnusableTestsError(ValueError):
     """The column holds no tests; the text completes a message."""
 
 
-StreamTest = tuple[str, str]  # standard input and expected output
-RowTests = AssertTests | list[StreamTest]
-
-
 def row_tests(value: Any, row: Mapping[str, Any], most: int) -> RowTests | None:
     """First `most` tests of a row, None without any. Raises UnusableTestsError."""
     value = _parsed(value)
@@ -334,28 +325,32 @@ def row_tests(value: Any, row: Mapping[str, Any], most: int) -> RowTests | None:
         value = _parsed(value["test_cases"])
     if value is None or value == "" or value == [] or value == {}:
         return None
+    value = [value] if isinstance(value, str) else value
     if isinstance(value, Mapping):
-        inputs, outputs = value.get("inputs"), value.get("outputs")
+        inputs, outputs, name = value.get("inputs"), value.get("outputs"), value.get("fn_name")
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
             raise UnusableTestsError("a mapping without as many inputs as outputs")
-        pairs = list(zip(inputs, outputs, strict=True))[:most]
-        if name := value.get("fn_name"):
-            return _calls(str(name), pairs)
-        return _stream_tests(pairs) or None
-    if isinstance(value, str):
-        return _asserts([value], row, most)
-    if not isinstance(value, Sequence):
+        pairs = list(zip(inputs, outputs, strict=True))
+    elif not isinstance(value, Sequence):
         raise UnusableTestsError(f"{type(value).__name__}, which is no text, list or mapping")
-    if all(isinstance(item, str) for item in value):
+    elif all(isinstance(item, str) for item in value):
         return _asserts(list(value), row, most)
-    if not all(isinstance(item, Mapping) for item in value):
+    elif not all(isinstance(item, Mapping) for item in value):
         raise UnusableTestsError("a list that holds neither texts nor mappings")
-    if not all("input" in case and "output" in case for case in value):
+    elif not all("input" in case and "output" in case for case in value):
         raise UnusableTestsError("cases of which one has no input or no output")
-    pairs = [(case["input"], case["output"]) for case in value[:most]]
-    if name := value[0].get("fn_name"):
-        return _calls(str(name), [(_parsed(given), output) for given, output in pairs])
-    return _stream_tests(pairs)
+    else:
+        name = value[0].get("fn_name")
+        pairs = [(_parsed(case["input"]) if name else case["input"], case["output"]) for case in value]
+    if not pairs:
+        return None
+    if name:
+        return _calls(str(name), pairs[:most])
+
+    def text(lines: Any) -> str:
+        return "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
+
+    return StreamTests([(text(given), text(expected)) for given, expected in pairs[:most]])
 
 
 def _parsed(value: Any) -> Any:
@@ -377,7 +372,7 @@ def _calls(name: str, cases: list[tuple[Any, Any]]) -> AssertTests:
         call = f"{OBSERVE}({number}, __entry__({name!r})(*{arguments!r}))"
         tests.tests.append((call, frozenset({number})))
         either = [output, output[0]] if isinstance(output, list) and len(output) == 1 else [output]
-        tests.expected[number] = ExpectedValue("right", "In", list(_EitherSequence(either)))
+        tests.expected[number] = partial(_holds, "In", list(_EitherSequence(either)), True)
     return tests
 
 
@@ -408,10 +403,3 @@ def _asserts(sources: list[str], row: Mapping[str, Any], most: int) -> AssertTes
         raise UnusableTestsError("Python that asserts nothing") from None
     del tests.tests[most:]
     return tests
-
-
-def _stream_tests(pairs: Iterable[tuple[Any, Any]]) -> list[StreamTest]:
-    def text(lines: Any) -> str:
-        return "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
-
-    return [(text(given), text(expected)) for given, expected in pairs]
