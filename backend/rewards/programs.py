@@ -230,10 +230,7 @@ def _run_task(task: Task, folder: Path, limits: Mapping[str, Any], until: float,
         entered.seek(0)
         pid = os.fork()
         if pid == 0:
-            with suppress(BaseException):
-                _take_places("tests" in task, entered.fileno(), its_output, parent)
-                _become_program(task, folder, limits["seconds"], limits["memory_mb"])
-            os._exit(1)
+            _become_program(task, folder, limits, entered.fileno(), its_output, parent)
     os.close(its_output)
     with suppress(OSError):  # the fork does the same: whoever is first
         os.setpgid(pid, pid)
@@ -279,35 +276,35 @@ def _run_task(task: Task, folder: Path, limits: Mapping[str, Any], until: float,
     return {"ended": ended or "exit", "code": code, "output": received.decode(errors="replace")}
 
 
-def _take_places(reports: bool, entered: int, output: int, parent: int) -> None:
-    os.setpgid(0, 0)
-    if sys.platform == "linux":
-        from backend.rewards.confinement.linux import end_with_parent
-
-        end_with_parent(parent)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    places = [entered, nowhere, nowhere, output] if reports else [entered, output, nowhere]
-    # Above all places first: any of them may be one of the places.
-    for place, file in enumerate([fcntl.fcntl(file, fcntl.F_DUPFD, 16) for file in places]):
-        os.dup2(file, place, inheritable=False)
-    os.closerange(len(places), 1 << 12)
-
-
-def _become_program(task: Task, folder: Path, seconds: float, memory_mb: int) -> NoReturn:
-    """Run a program in this fork, with `seconds` of CPU time and `memory_mb` on top of Python, and exit."""
+def _become_program(
+    task: Task, folder: Path, limits: Mapping[str, Any], entered: int, output: int, parent: int
+) -> NoReturn:
+    """Run a program in this fork of `parent`, with its limits on top of Python's memory, and exit."""
     code = FAILED
     try:
+        os.setpgid(0, 0)
+        if sys.platform == "linux":
+            from backend.rewards.confinement.linux import end_with_parent
+
+            end_with_parent(parent)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        places = [entered, nowhere, nowhere, output] if "tests" in task else [entered, output, nowhere]
+        # Above all places first: any of them may be one of the places.
+        for place, file in enumerate([fcntl.fcntl(file, fcntl.F_DUPFD, 16) for file in places]):
+            os.dup2(file, place, inheritable=False)
+        os.closerange(len(places), 1 << 12)
         os.chdir(folder)
-        memory = {resource.RLIMIT_DATA: memory_mb << 20}
+        memory_bytes = limits["memory_mb"] << 20
+        memory = {resource.RLIMIT_DATA: memory_bytes}
         if sys.platform == "linux":  # shared memory is no data
             with open("/proc/self/statm") as sizes:
                 taken = int(sizes.read().split()[0]) * resource.getpagesize()
-            memory[resource.RLIMIT_AS] = taken + (memory_mb << 20) + _RESERVED
+            memory[resource.RLIMIT_AS] = taken + memory_bytes + _RESERVED
         confine.confine_program(folder)
         confine.set_limits(
             memory
             | {
-                resource.RLIMIT_CPU: max(1, round(seconds + 0.5)),
+                resource.RLIMIT_CPU: max(1, round(limits["seconds"] + 0.5)),
                 resource.RLIMIT_FSIZE: LARGEST_FILE,
                 resource.RLIMIT_NOFILE: MOST_FILES,
                 resource.RLIMIT_CORE: 0,

@@ -40,7 +40,7 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
-    from mcp import Client, Tool
+    from mcp import Client
 
     from backend.tools.toolbox import RunTools
 
@@ -177,15 +177,9 @@ class ScorerTools:
             for number, results in self._scorer.ask_tools(self._timeout_s, poll, **request):
                 self._remember(number, self._running.pop(number), results)
                 self._ended.append((number, results))
+            return
         except ProcessLostError as lost:
-            self._recover(str(lost), poll)
-
-    def _remember(self, number: int, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> None:
-        """Calls that were cut off are not repeated."""
-        past = self._conversations[number].past
-        past += [call for call, each in zip(calls, results, strict=True) if each.seconds < self._timeout_s]
-
-    def _recover(self, what: str, poll: Poll) -> None:
+            what = str(lost)
         blamed = list[str]()
         for number, calls in list(self._running.items()):
             results = list[ToolResult]()
@@ -201,11 +195,16 @@ class ScorerTools:
                 self._remember(number, [call], results[-1:])
             del self._running[number]
             self._ended.append((number, results))
-        note = f"{f'The tool {blamed[0]}' if blamed else 'A tool'} {what}. Its process was started again: environments "
-        note += (
-            "repeated their calls, and the calls that were running ran again, one at a time. Later ends have no note."
+        whose = f"The tool {blamed[0]}" if blamed else "A tool"
+        self._note(
+            f"{whose} {what}. Its process was started again: environments repeated their calls, and the calls that "
+            "were running ran again, one at a time. Later ends have no note."
         )
-        self._note(note)
+
+    def _remember(self, number: int, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> None:
+        """Calls that were cut off are not repeated."""
+        past = self._conversations[number].past
+        past += [call for call, each in zip(calls, results, strict=True) if each.seconds < self._timeout_s]
 
     def _note(self, sentence: str) -> None:
         """A message for the user, once."""
@@ -416,7 +415,12 @@ class _Server:
         await asyncio.wait((self._started, life), timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         if self._started.done():
             return ""
-        why = _reason(life.exception()) if life.done() else f"it listed no tools within {START_S:g} s"
+        why = f"it listed no tools within {START_S:g} s"
+        if life.done():
+            error = life.exception()
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            why = str(error).rstrip(".") or type(error).__name__
         await self.stop()
         return f"The MCP server {self.name} could not be started: {why}{await self._last_line()}"
 
@@ -492,7 +496,10 @@ class _Server:
             self.schemas, cursor = [], None
             while cursor != "":
                 page = await client.list_tools(cursor=cursor)
-                self.schemas += map(_schema, page.tools)
+                for tool in page.tools:
+                    description = cleandoc(tool.description or "")
+                    function = {"name": tool.name, "description": description, "parameters": tool.input_schema}
+                    self.schemas.append({"type": "function", "function": function})
                 cursor = page.next_cursor or ""
             self._client = client
             self._started.set_result(None)
@@ -501,18 +508,6 @@ class _Server:
     async def _last_line(self) -> str:
         lines = (await asyncio.to_thread(self._stderr.text)).splitlines()
         return f"; the last line that it printed is: {quote(lines[-1], 120)}" if lines else ""
-
-
-def _schema(tool: Tool) -> dict[str, Any]:
-    description = cleandoc(tool.description or "")
-    function = {"name": tool.name, "description": description, "parameters": tool.input_schema}
-    return {"type": "function", "function": function}
-
-
-def _reason(error: BaseException | None) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error).rstrip(".") or type(error).__name__
 
 
 def openenv_tools(
@@ -532,8 +527,23 @@ def openenv_tools(
 
 
 def _session_type(title: str, server: ServerSettings, timeout_s: float, stack: ExitStack) -> type:
-    """The class of an environment, whose server `stack` ends."""
-    url, process = (server.url, None) if server.url else _start_openenv(server, stack)
+    """The class of an environment. Its server is started at a free port of this machine, unless it has a URL."""
+    url, process = server.url, None
+    if not url:
+        if not shutil.which(server.command):
+            folder = f"{quote(server.cwd, 90)} has no .venv/bin/python, and uv is not installed"
+            how = "Install uv, or run there: python3 -m venv .venv && .venv/bin/pip install -e ."
+            raise UserError("environment", f"{folder}. {how}")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        variables = {name: os.environ[name] for name in _INHERITED if name in os.environ} | server.env
+        command = [*module_command("backend.rewards.confinement.guard"), server.command, *server.args, "--port", port]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(command, cwd=server.cwd, env=backend_environment(variables), **pipes)
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        url = f"ws://127.0.0.1:{port}/ws"
     stderr, deadline = StderrTail(process and process.stderr), time.monotonic() + START_S
     opener, address = build_opener(ProxyHandler({})), f"http{url[2:].rpartition('/')[0]}/schema"
     while True:
@@ -596,21 +606,3 @@ class OpenEnvSession:
             raise RuntimeError("; ".join([about["message"], *details]))
         self._step_reward = float(about.get("reward") or 0.0)
         return json.dumps(about["observation"], ensure_ascii=False)
-
-
-def _start_openenv(server: ServerSettings, stack: ExitStack) -> tuple[str, Any]:
-    """(URL, process) of a server at a free port of this machine."""
-    if not shutil.which(server.command):
-        folder = f"{quote(server.cwd, 90)} has no .venv/bin/python, and uv is not installed"
-        how = "Install uv, or run there: python3 -m venv .venv && .venv/bin/pip install -e ."
-        raise UserError("environment", f"{folder}. {how}")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    variables = {name: os.environ[name] for name in _INHERITED if name in os.environ} | server.env
-    command = [*module_command("backend.rewards.confinement.guard"), server.command, *server.args, "--port", port]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, cwd=server.cwd, env=backend_environment(variables), **pipes)
-    stack.callback(process.wait)
-    stack.callback(process.terminate)
-    return f"ws://127.0.0.1:{port}/ws", process

@@ -59,8 +59,22 @@ class RunTools:
     def open(self, executed: dict[Path, RewardFile]) -> Toolbox:
         """Run the files and load what they define; `executed` caches files already run. Raises UserError."""
         tools = self.functions
-        if self.file:
-            tools = _tools_of(load_reward_file(self.file, executed, plain=True, setting="tools_file"), self.names)
+        if self.file:  # the named functions, else the public ones, without reward functions
+            file = load_reward_file(self.file, executed, plain=True, setting="tools_file")
+            found, path = vars(file.module), quote(file.path.name, 40)
+            public = [
+                name
+                for name, value in found.items()
+                if inspect.isroutine(value) and getattr(value, "__module__", "") == file.module.__name__
+                if not name.startswith("_") and value not in file.functions.values()
+            ]
+            for name in self.names:
+                if not callable(found.get(name)):
+                    known = quote(", ".join(public) or "none", 80)
+                    raise UserError("tools", f"{path} has no function {quote(name, 40)}; it has {known}.")
+            if not (self.names or public):
+                raise UserError("tools_file", f"{path} has no public function that could be a tool.")
+            tools = [found[name] for name in self.names or public]
         kinds = [EnvironmentKind(name, factory) for name, factory in self.factories.items()]
         kinds += [EnvironmentKind(name, type(title, (ServedEnvironment,), {})) for name, title in self.served.items()]
         for name, (path, function) in self.environments.items():
@@ -88,24 +102,6 @@ def run_tools(config: Config) -> RunTools:
                 raise UserError("environment", f"An environment is file.py::Class, not {quote(entry, 60)}.")
             environments[name] = user_path(of_file.strip(), "environment", Path.cwd()).resolve(), kind
     return RunTools(file, tuple(config.tools), environments, served=served)
-
-
-def _tools_of(file: RewardFile, names: Sequence[str]) -> list[Callable[..., Any]]:
-    """The named functions of a file, else its public ones, without reward functions."""
-    found, path = vars(file.module), quote(file.path.name, 40)
-    public = [
-        name
-        for name, value in found.items()
-        if inspect.isroutine(value) and getattr(value, "__module__", "") == file.module.__name__
-        if not name.startswith("_") and value not in file.functions.values()
-    ]
-    for name in names:
-        if not callable(found.get(name)):
-            what = f"{path} has no function {quote(name, 40)}; it has {quote(', '.join(public) or 'none', 80)}."
-            raise UserError("tools", what)
-    if not (names or public):
-        raise UserError("tools_file", f"{path} has no public function that could be a tool.")
-    return [found[name] for name in names or public]
 
 
 class EnvironmentKind:
@@ -207,7 +203,15 @@ class Toolbox:
         """Start what the request names. → conversations that have ended their turn, or their reset."""
         self._timeout_s = request.timeout_s
         if request.close:
-            self._close()
+            threads, end = list[threading.Thread](), time.monotonic() + self._timeout_s
+            for kind in self.kinds.values():
+                pool, kind.pool = kind.pool, []
+                for instance in pool if hasattr(kind.type, "close") else ():
+                    limited = self._awaited if inspect.iscoroutinefunction(instance.close) else self._limited
+                    threads.append(threading.Thread(target=limited, args=(_Seat(None), instance.close), daemon=True))
+                    threads[-1].start()
+            for thread in threads:
+                thread.join(max(end - time.monotonic(), 0))
         if request.begin is not None:
             self._begin(request.begin)
         for number, calls in request.submit.items():
@@ -326,17 +330,6 @@ class Toolbox:
 
     def _too_long(self) -> Exception:
         return _RefusedError(f"was still running after {self._timeout_s:g} s (tool_timeout)")
-
-    def _close(self) -> None:
-        threads, end = list[threading.Thread](), time.monotonic() + self._timeout_s
-        for kind in self.kinds.values():
-            pool, kind.pool = kind.pool, []
-            for instance in pool if hasattr(kind.type, "close") else ():
-                limited = self._awaited if inspect.iscoroutinefunction(instance.close) else self._limited
-                threads.append(threading.Thread(target=limited, args=(_Seat(None), instance.close), daemon=True))
-                threads[-1].start()
-        for thread in threads:
-            thread.join(max(end - time.monotonic(), 0))
 
 
 def _schema(tool: Any, setting: str) -> dict[str, Any]:
