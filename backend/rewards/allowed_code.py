@@ -125,18 +125,6 @@ def _reward_calls(settings: Mapping[str, Any]) -> Iterator[RewardCall]:
         yield from filter(None, map(find_call, map(str, entries if isinstance(entries, list) else [])))
 
 
-def judge_servers(settings: Mapping[str, Any]) -> dict[str, ServerSettings]:
-    """Other machines that judges of these raw settings ask, by what to call them."""
-    calls = [call for call in _reward_calls(translate(settings).values) if call.function == JUDGE and not call.file]
-    hosts: dict[str, str] = {}
-    for call in calls:
-        with suppress(ValueError):  # no URL: validation reports it
-            url = urlsplit(str(call.arguments.get("url", "")))
-            if url.hostname not in (None, *LOOPBACK):
-                hosts[url.netloc] = f"{url.scheme}://{url.netloc}"
-    return {f"{JUDGES_SERVER} {host}": ServerSettings(url=url) for host, url in hosts.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class Rights:
     """Everything with `in_trainer` (`reward_isolation: thread`), else a confined process's, with or without network."""
@@ -161,15 +149,12 @@ class CodeToAllow:
     rights: Rights = Rights()
 
 
-class AllowedCode:
+class AllowedCode(TrustRecord):
     """Allowed code in a record, by default this machine's."""
-
-    def __init__(self, file: Path | None = None) -> None:
-        self._record = TrustRecord(file)
 
     def missing(self, settings: Mapping[str, Any], base: Path | None = None) -> list[CodeToAllow]:
         """Code of these settings that is not allowed with its rights; paths relative to `base`."""
-        allowed, wanted, missing = self._read(), Rights.of(settings), list[CodeToAllow]()
+        allowed, wanted, missing = self._allowed(), Rights.of(settings), list[CodeToAllow]()
         for path in code_files(settings, base):
             with suppress(UserError):  # one that cannot be read cannot be run either; a run says so
                 code = read_code(path)
@@ -180,7 +165,7 @@ class AllowedCode:
         return missing
 
     def rights(self, code: CodeFile) -> Rights | None:
-        fingerprint, rights = self._read().get(str(code.path), ("", Rights()))
+        fingerprint, rights = self._allowed().get(str(code.path), ("", Rights()))
         return rights if fingerprint == code.fingerprint else None
 
     def allow(self, codes: Iterable[CodeToAllow]) -> None:
@@ -190,31 +175,35 @@ class AllowedCode:
             had = self.rights(each.code) or Rights()
             rights = Rights(had.in_trainer or each.rights.in_trainer, had.network or each.rights.network)
             new[str(each.code.path)] = {"sha256": each.code.fingerprint} | asdict(rights)
-        self._record.add(new)
+        self.add(new)
 
-    def _read(self) -> dict[str, tuple[str, Rights]]:
+    def _allowed(self) -> dict[str, tuple[str, Rights]]:
         examples = (places.resources().resolve() / "examples").glob("*.py")
-        read = {str(path): (hashlib.sha256(path.read_bytes()).hexdigest(), Rights()) for path in examples}
-        for path, value in self._record.read().items():
+        allowed = {str(path): (hashlib.sha256(path.read_bytes()).hexdigest(), Rights()) for path in examples}
+        for path, value in self.read().items():
             entry = value if isinstance(value, dict) else {"sha256": value}
             rights = Rights(entry.get("in_trainer") is True, entry.get("network") is True)
-            read[path] = str(entry.get("sha256")), rights
-        return read
+            allowed[path] = str(entry.get("sha256")), rights
+        return allowed
 
 
-class AllowedServers:
+class AllowedServers(TrustRecord):
     """MCP and OpenEnv servers, and hosts of judges, by the SHA-256 of what decides what starts."""
 
-    def __init__(self, file: Path | None = None) -> None:
-        self._record = TrustRecord(file)
-
     def missing(self, settings: Mapping[str, Any]) -> dict[str, ServerSettings]:
-        """Servers of these raw settings that are not allowed, by name. An edited server is another one."""
-        allowed, named = self._record.read(), named_servers(settings) | judge_servers(settings)
+        """Servers and judges' hosts of these raw settings that are not allowed, by name. An edited server is another
+        one."""
+        allowed, named = self.read(), named_servers(settings)
+        for call in _reward_calls(translate(settings).values):
+            if call.function == JUDGE and not call.file:
+                with suppress(ValueError):  # no URL: validation reports it
+                    url = urlsplit(str(call.arguments.get("url", "")))
+                    if url.hostname not in (None, *LOOPBACK):
+                        named[f"{JUDGES_SERVER} {url.netloc}"] = ServerSettings(url=f"{url.scheme}://{url.netloc}")
         return {name: server for name, server in named.items() if server.fingerprint not in allowed}
 
     def allow(self, servers: Iterable[ServerSettings]) -> None:
-        self._record.add({server.fingerprint: {"starts": server.command or server.url} for server in servers})
+        self.add({server.fingerprint: {"starts": server.command or server.url} for server in servers})
 
 
 def allow_named(settings: Mapping[str, Any], base: Path | None = None) -> None:
