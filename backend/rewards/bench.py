@@ -121,7 +121,6 @@ class Sample:
 
 
 def _std(values: Sequence[float]) -> float:
-    """Standard deviation (n − 1); 0 below two values."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 

@@ -147,7 +147,7 @@ def wait_on() -> None:
 
 
 class _Interrupted(BaseException):
-    """Raised in a call after its time limit; not an Exception, so user code does not catch it."""
+    """Raised in a call after its time limit. No Exception: user code does not catch it."""
 
 
 def timeout_words(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """Reward functions read from source text: names, labels, what each scores, parameters; and the entries that name them.
 
-No user's file is run and no engine is loaded, so the window may ask as often as it likes. In return only names that are
-literals in the source are seen (`computes_names`). An entry of `reward_functions` has one of four forms:
+No user's file is run and no engine is loaded: only names that are literals in the source are seen (`computes_names`).
+An entry of `reward_functions` has one of four forms:
 
     r1_accuracy                               a function with its defaults
     keyword(word=therefore, name=concludes)   with arguments, here under a name of its own

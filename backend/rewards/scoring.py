@@ -246,7 +246,8 @@ class FunctionHost:
                     f"logged {len(values)} values in the column {column} for {len(samples)} completions", index
                 )
         scores, seconds = zip(*(outcomes[index] for index in range(len(functions))), strict=True)
-        return Answer(scores=[*scores], seconds=[*seconds], columns=logs.columns, metrics=logs.metrics)
+        metrics = {name: statistics.fmean(values) for name, values in logs.metrics.items()}
+        return Answer(scores=[*scores], seconds=[*seconds], columns=logs.columns, metrics=metrics)
 
     def _load(self, request: LoadRequest) -> Answer:
         linecache.checkcache()
@@ -347,7 +348,7 @@ class ExtraLogs:
     def __init__(self) -> None:
         self.columns: dict[str, list[Any]] = {}
         self.owners: dict[str, str] = {}  # column → the function that logged it
-        self._metrics: dict[str, list[float]] = {}
+        self.metrics: dict[str, list[float]] = {}  # values in this step
         self._logged = 0
 
     def loggers_for(self, function: str) -> dict[str, Callable[..., None]]:
@@ -371,19 +372,14 @@ class ExtraLogs:
             _check_name("log_metric", name)
             if name in TRAINER_METRICS or name.startswith(_TRAINER_PREFIXES):
                 raise ValueError(f"{name} is a metric of the trainer; log yours under another name")
-            if len(self._metrics.keys() | {name}) > MOST_METRICS:
+            if len(self.metrics.keys() | {name}) > MOST_METRICS:
                 raise ValueError(f"log_metric takes {MOST_METRICS} names in a step, and {name} is one more")
             number = float(value)
             if not math.isfinite(number):
                 raise ValueError(f"log_metric takes a finite number, and {name} is {number}")
-            self._metrics.setdefault(name, []).append(number)
+            self.metrics.setdefault(name, []).append(number)
 
         return {"log_extra": log_extra, "log_metric": log_metric}
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Metric → mean of its values in this step."""
-        return {name: statistics.fmean(values) for name, values in self._metrics.items()}
 
 
 def _check_name(function: str, name: Any) -> None:

@@ -213,27 +213,24 @@ class Toolbox:
             for thread in threads:
                 thread.join(max(end - time.monotonic(), 0))
         if request.begin is not None:
-            self._begin(request.begin)
+            for seat in self._seats.values():
+                if seat.is_busy and seat.kind:
+                    seat.kind.pool[:] = [each for each in seat.kind.pool if each is not seat.instance]
+            with self._changed:
+                self._seats, self._ended = {}, []
+            used = Counter[str]()
+            for number, name, row in request.begin:
+                kind = self.kinds[name]
+                free = kind.pool[used[name] : used[name] + 1]
+                used[name] += 1
+                seat = self._seats[number] = _Seat(kind, *free)
+                self._start(number, seat, self._reset, [row])
         for number, calls in request.submit.items():
             self._start(number, self._seats.setdefault(number, _Seat(None)), self._call, calls)
         with self._changed:
             self._changed.wait_for(lambda: self._ended, request.wait_s)
             taken, self._ended = self._ended[:_MOST_AT_ONCE], self._ended[_MOST_AT_ONCE:]
         return taken
-
-    def _begin(self, rows: Sequence[tuple[int, str, Mapping[str, Any]]]) -> None:
-        for seat in self._seats.values():
-            if seat.is_busy and seat.kind:
-                seat.kind.pool[:] = [each for each in seat.kind.pool if each is not seat.instance]
-        with self._changed:
-            self._seats, self._ended = {}, []
-        used = Counter[str]()
-        for number, name, row in rows:
-            kind = self.kinds[name]
-            free = kind.pool[used[name] : used[name] + 1]
-            used[name] += 1
-            seat = self._seats[number] = _Seat(kind, *free)
-            self._start(number, seat, self._reset, [row])
 
     def _start(self, number: int, seat: _Seat, work: Callable[[_Seat, Any], ToolResult], each: Sequence[Any]) -> None:
         def run() -> None:

@@ -99,7 +99,8 @@ def test_strict_wants_them_all_and_most_tests_are_the_first() -> None:
 
 
 def test_a_row_without_tests_has_no_score_and_another_column_name_is_no_parameter() -> None:
-    assert scores([ADD], tests="") == scores([ADD]) == [None]
+    no_calls = CALLS | {"inputs": [], "outputs": []}
+    assert scores([ADD], tests="") == scores([ADD]) == scores([ADD], tests=no_calls) == [None]
     assert scores([ADD], tests=ASSERTS, seconds="60", column="nowhere") == [1.0]
 
 

@@ -345,7 +345,17 @@ def row_tests(value: Any, row: Mapping[str, Any], most: int) -> RowTests | None:
     if not pairs:
         return None
     if name:
-        return _calls(str(name), pairs[:most])
+        if not (name := str(name)).isidentifier():
+            raise UnusableTestsError(f"the function name {quote(name, 30)}")
+        tests = AssertTests()
+        for number, (arguments, output) in enumerate(pairs[:most]):
+            if not isinstance(arguments, list):
+                raise UnusableTestsError("inputs of a function that are no lists of arguments")
+            call = f"{OBSERVE}({number}, __entry__({name!r})(*{arguments!r}))"
+            tests.tests.append((call, frozenset({number})))
+            either = [output, output[0]] if isinstance(output, list) and len(output) == 1 else [output]
+            tests.expected[number] = partial(_holds, "In", list(_EitherSequence(either)), True)
+        return tests
 
     def text(lines: Any) -> str:
         return "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
@@ -360,20 +370,6 @@ def _parsed(value: Any) -> Any:
         except (ValueError, RecursionError):
             return value  # Python may begin so too
     return value
-
-
-def _calls(name: str, cases: list[tuple[Any, Any]]) -> AssertTests:
-    if not name.isidentifier():
-        raise UnusableTestsError(f"the function name {quote(name, 30)}")
-    tests = AssertTests()
-    for number, (arguments, output) in enumerate(cases):
-        if not isinstance(arguments, list):
-            raise UnusableTestsError("inputs of a function that are no lists of arguments")
-        call = f"{OBSERVE}({number}, __entry__({name!r})(*{arguments!r}))"
-        tests.tests.append((call, frozenset({number})))
-        either = [output, output[0]] if isinstance(output, list) and len(output) == 1 else [output]
-        tests.expected[number] = partial(_holds, "In", list(_EitherSequence(either)), True)
-    return tests
 
 
 class _EitherSequence(list[Any]):

@@ -103,24 +103,21 @@ class _MathVerify:
         with self._lock:
             for _ in range(2):
                 if not self.child.is_started:
-                    self._start()
+                    self.child.start()
+                    try:
+                        greeting = self.child.receive()
+                    except ChildEnded as ended:
+                        sentence = f"the process that checks mathematics ended at once, with code {ended.exit_code}"
+                        raise RuntimeError(sentence) from ended
+                    if greeting != "ready":
+                        self.child.stop()
+                        raise RuntimeError(greeting)
                 try:
                     return self.child.request([reference, candidate])
                 except ChildEnded as ended:
                     if ended.exit_code == -signal.SIGPROF:
                         break
             return None
-
-    def _start(self) -> None:
-        self.child.start()
-        try:
-            greeting = self.child.receive()
-        except ChildEnded as ended:
-            sentence = f"the process that checks mathematics ended at once, with code {ended.exit_code}"
-            raise RuntimeError(sentence) from ended
-        if greeting != "ready":
-            self.child.stop()
-            raise RuntimeError(greeting)
 
 
 _math_verify = _MathVerify()

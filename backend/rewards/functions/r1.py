@@ -1,9 +1,6 @@
 """The reward functions for the format of DeepSeek-R1 (arXiv 2501.12948): thoughts in `<think>`, the answer in
-`<answer>`. What earns Strict Format earns Soft Format and the whole XML Count as well. A completion may be huge and
-hostile, so every scan passes over it a fixed number of times; no pattern here can backtrack.
-
-The first sentence of a docstring is what the reward table shows; `backend.rewards.catalogue` reads it from this
-text."""
+`<answer>`. A completion may be huge and hostile, so every scan passes over it a fixed number of times; no pattern here
+can backtrack."""
 
 import re
 
