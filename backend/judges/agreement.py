@@ -135,8 +135,7 @@ def measure(
     answers: Sequence[Sequence[float | None]],
     causes: Iterable[str] = (),
 ) -> Agreement:
-    """The figures from the answers to `questions_for`: a score for each text, None where there was none. `causes`: why
-    there was none."""
+    """The figures from the answers to `questions_for`: a score for each text, or None. `causes`: why there was none."""
     given: list[tuple[Question, Scores]] = []
     for question, scores in zip(questions, answers, strict=True):
         given.append((question, {(question.group, i): s for i, s in enumerate(scores) if s is not None}))

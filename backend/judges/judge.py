@@ -90,8 +90,7 @@ class Judge:
         self._calls = 0
 
     def load(self, folder: Path | None) -> None:
-        """Read what is kept in `folder` of the run, and load the model or look for the server, once. Raises
-        UserError."""
+        """Read what the run's `folder` keeps, and load the model or look for the server, once. Raises UserError."""
         if self._model is not None:
             return
         if folder is not None:

@@ -1,6 +1,5 @@
-"""Rewards that are models, in the trainer's process: what they have in common, which entries are models, and opening
-them. Imports no mlx and no client of a server before it opens one: the window and the worker's parent read these
-names."""
+"""Rewards that are models, in the trainer's process. Imports no mlx and no client of a server before it opens one: the
+window and the worker's parent read these names."""
 
 from __future__ import annotations
 

@@ -275,9 +275,7 @@ class _Parts(nn.Module):
 
 class ModernBert(nn.Module):
     """ModernBERT with a classification head (arXiv:2412.13663), which mlx-lm lacks, with transformers' names of
-    modules.
-
-    Tokens [B, T], padded on the right, and their lengths [B] → scores [B]."""
+    modules. Tokens [B, T], padded on the right, and their lengths [B] → scores [B]."""
 
     def __init__(self, args: ModernBertArgs) -> None:
         super().__init__()

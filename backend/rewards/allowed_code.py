@@ -191,8 +191,7 @@ class AllowedServers(TrustRecord):
     """MCP and OpenEnv servers, and hosts of judges, by the SHA-256 of what decides what starts."""
 
     def missing(self, settings: Mapping[str, Any]) -> dict[str, ServerSettings]:
-        """Servers and judges' hosts of these raw settings that are not allowed, by name. An edited server is another
-        one."""
+        """Servers and judges' hosts of these raw settings that are not allowed, by name. An edited one is another."""
         allowed, named = self.read(), named_servers(settings)
         for call in _reward_calls(translate(settings).values):
             if call.function == JUDGE and not call.file:

@@ -1,6 +1,5 @@
-"""Call sync and async user code, validate its scores, and describe its errors. The reward worker's parent kills a slow
-process. In-process calls (`reward_isolation: thread`) run in threads that CPython interrupts, which cannot stop C code
-holding the GIL."""
+"""Call sync and async user code, validate its scores, and describe its errors. In-process calls (`reward_isolation:
+thread`) run in threads that CPython interrupts, which cannot stop C code holding the GIL."""
 
 from __future__ import annotations
 

@@ -92,8 +92,7 @@ class ProgramRunner:
     def run(
         self, programs: Sequence[Sequence[Task]], *, seconds: float, memory_mb: int, deadline_s: float
     ) -> list[list[TaskResult]] | None:
-        """Results of each program's completed tasks; None if the server was lost. Raises RuntimeError if none can be
-        run."""
+        """Each program's results of completed tasks; None if the server was lost. Raises RuntimeError if none runs."""
         deadline = time.monotonic() + deadline_s
         with self._lock:
             try:

@@ -1,6 +1,5 @@
 """Run a user's reward files, and resolve `reward_functions` entries to callables. A name is looked up in the user's
-file first, then among shipped functions; `file.py::function` is called as in TRL. Callers ask for consent
-(`backend.rewards.allowed_code`)."""
+file first, then among shipped functions. Callers ask for consent (`backend.rewards.allowed_code`)."""
 
 from __future__ import annotations
 

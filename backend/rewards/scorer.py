@@ -64,8 +64,7 @@ class Scorer:
         self.closing = ExitStack()  # what else ends with it
 
     def load(self, poll: Poll = wait_on, *, models: bool = True) -> list[list[FunctionDescription]]:
-        """Functions of each stage, then `get_reward` of environments. Models are opened, not loaded. Raises
-        UserError."""
+        """Functions of each stage, then environments' `get_reward`. Models are opened, not loaded. Raises UserError."""
         if models and self.opens_models and not self.models:
             self.models = model_reward.open_model_rewards(sorted(self._source.models), self._source.base)
         source = self._source

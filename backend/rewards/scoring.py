@@ -45,8 +45,7 @@ _ROW_WORDS = 90  # characters for a row's problem
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """Progress of the run. `step`: finished steps, of `max_steps`. `epoch`: dataset passes. `max_completion_length`:
-    tokens."""
+    """`step`: finished steps, of `max_steps`. `epoch`: dataset passes. `max_completion_length`: tokens."""
 
     step: int = 0
     max_steps: int = 1
@@ -197,8 +196,7 @@ class FunctionHost:
         return replace(answer, printed=printed.getvalue()[-LONGEST_PRINTED:])
 
     def _score(self, request: ScoreRequest, functions: Sequence[RewardFunction], tools: Toolbox | None) -> Answer:
-        """Call each function once with all samples; async ones are awaited together, after the others. Raises
-        Failure."""
+        """Call each function once with all samples; async ones are awaited together, after the others."""
         caller, timeout_s, samples = self.caller, request.timeout_s, samples_of(request.groups)
         state, logs = replace(request.state, reward_timeout=timeout_s), ExtraLogs()
         caller.functions = abouts = [function.about for function in functions]

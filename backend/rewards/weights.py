@@ -29,8 +29,7 @@ class WeightSchedule:
         every: int = 10,
         window: int = 10,
     ) -> None:
-        """`names` are needed for `adaptive`. Raises ValueError for weights that are not finite, and linear ones over
-        one step."""
+        """`adaptive` needs `names`. Raises ValueError for weights that are not finite and linear ones over one step."""
         if not all(map(math.isfinite, [*weights, *(final or [])])):
             raise ValueError("every reward weight must be a finite number")
         if kind == "linear" and steps < 2:

@@ -105,9 +105,8 @@ def abi() -> int:
 
 
 def restrict_files(writable: Iterable[str], readable: Iterable[str] | None, version: int, lists: bool = False) -> bool:
-    """Allow writing only below `writable` and the usual devices, and reading only there and in `readable` (None:
-    everywhere). `lists`: no other folder can be listed. Returns True if outside signals are blocked too. Raises
-    OSError."""
+    """Allow writing only below `writable` and the usual devices, reading only there and in `readable` (None: all).
+    `lists`: no other folder can be listed. Returns True if outside signals are blocked too. Raises OSError."""
     reading = 0 if readable is None else _READ_FILE | (_READ_DIR if lists else 0)
     handled = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE | (_REFER if version >= 2 else 0) | reading
     handled |= (_TRUNCATE if version >= 3 else 0) | (_IOCTL_DEV if version >= 5 else 0)

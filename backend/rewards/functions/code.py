@@ -122,8 +122,7 @@ def _program(text: str) -> str:
 
 
 def same_output(actual: str, expected: str) -> bool:
-    """Compare lines without white space at their ends, else word by word; as numbers where the expected word has a
-    decimal point."""
+    """Compare lines without white space at their ends, else words; numbers where the expected has a decimal point."""
     lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (actual, expected)]
     words, wanted = actual.split(), expected.split()
     if lines[0] == lines[1] or len(words) != len(wanted):
