@@ -7,7 +7,6 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -25,13 +24,6 @@ LOOK_S, ASK_S = 0.7, 5.0  # seconds for a server that may be there, and for one 
 KEY_VARIABLE = "OPENAI_API_KEY"
 
 
-@dataclass(frozen=True, slots=True)
-class FoundServer:
-    name: str
-    url: str
-    models: tuple[str, ...]
-
-
 class UnreachableError(Exception):
     """No server answers at an address."""
 
@@ -46,13 +38,13 @@ class _NoRedirect(HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None: ...
 
 
-def find_servers() -> list[FoundServer]:
-    """The usual servers that run on this machine, with their models. Takes at most a second."""
+def find_servers() -> list[dict[str, Any]]:
+    """{"name", "url", "models"} of the usual servers that run on this machine. Takes at most a second."""
 
-    def look(name: str, port: int) -> FoundServer | None:
+    def look(name: str, port: int) -> dict[str, Any] | None:
         url = f"http://127.0.0.1:{port}/v1"
         with suppress(UnreachableError, FailedCallError):
-            return FoundServer(name, url, models_of(url, LOOK_S))
+            return {"name": name, "url": url, "models": models_of(url, LOOK_S)}
 
     with ThreadPoolExecutor(len(KNOWN_SERVERS)) as pool:
         return [found for found in pool.map(look, *zip(*KNOWN_SERVERS, strict=True)) if found]

@@ -183,7 +183,7 @@ def judge_servers(call: QuestionCall) -> list[dict[str, Any]]:
     """The servers on this machine that could judge, {name, url, models}."""
     from backend.judges.server import find_servers
 
-    return [asdict(server) for server in find_servers()]
+    return find_servers()
 
 
 def judge_key(call: QuestionCall, url: str, key: str) -> None:

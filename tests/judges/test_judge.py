@@ -315,7 +315,7 @@ def test_nothing_follows_a_redirect(server: JudgeServer, judge_of, monkeypatch: 
 def test_servers_are_found(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backend.judges.server.KNOWN_SERVERS", (("LM Studio", server.port), ("Ollama", 9)))
     (found,) = find_servers()
-    assert (found.name, found.models) == ("LM Studio", ("fake-judge",))
+    assert (found["name"], found["models"]) == ("LM Studio", ("fake-judge",))
 
 
 def test_a_conversation_is_read_as_its_messages(server: JudgeServer, judge_of) -> None:

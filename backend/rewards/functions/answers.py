@@ -121,7 +121,8 @@ def multiple_choice(
     scores: list[float | None] = []
     for completion, right in zip(completions, answer, strict=True):
         expected, chosen = _options(final_answer(right)), _choice(completion)
-        score = _overlap(expected, chosen) if partial else float(expected == chosen)
+        share = len(expected & chosen) / max(len(expected | chosen), 1)
+        score = share if partial else float(expected == chosen)
         scores.append(score if expected else None)
     return scores
 
@@ -139,12 +140,8 @@ def jaccard(prompts: Texts, completions: Texts, answer: Texts, types: Types = No
     are runs of letters and digits without case, each counted once. None where the dataset's answer has no words."""
     answers = [set(_WORD.findall(answer_part(text).casefold())) for text in completions]
     expected = [set(_WORD.findall(text.casefold())) for text in answer]
-    return [_overlap(right, words) if right else None for words, right in zip(answers, expected, strict=True)]
-
-
-def _overlap(a: set[str], b: set[str]) -> float:
-    union = len(a | b)
-    return len(a & b) / union if union else 0.0
+    pairs = zip(expected, answers, strict=True)
+    return [len(right & words) / len(right | words) if right else None for right, words in pairs]
 
 
 def _choice(text: str) -> set[str]:
