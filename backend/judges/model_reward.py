@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     ModelReward = Judge | RewardModel
 
+# Imported where a model is opened: the window, which loads no engine, imports this module for its names.
+_REWARD_MODEL, _JUDGE = "backend.judges.reward_model", "backend.judges.judge"
+
 Block = tuple[Sequence[float], Sequence[float]]  # x and y of the same observations
 
 
@@ -88,9 +91,9 @@ def open_model_rewards(entries: Sequence[str], base: Path) -> dict[str, ModelRew
             if faults := reward_faults([entry], builtin_rewards()):
                 raise UserError(faults)
             if call.is_model:
-                opened[entry] = import_module("backend.judges.reward_model").RewardModel(call, base)
+                opened[entry] = import_module(_REWARD_MODEL).RewardModel(call, base)
             else:
-                opened[entry] = import_module("backend.judges.judge").Judge(call)
+                opened[entry] = import_module(_JUDGE).Judge(call)
         except UserError as error:
             problems += error.faults
     if problems:
