@@ -98,7 +98,8 @@ def main() -> int | None:
     prepare_streams()
     if sys.argv[1:2] == [CHILD_VERB] and sys.argv[2].startswith("backend."):
         return importlib.import_module(sys.argv[2]).main(sys.argv[3:])
-    if completions.is_asked(sys.argv):  # before the engine is prepared: a person has pressed Tab
+    asks = {"--install-completion", "--show-completion"} & {*sys.argv}
+    if asks or completions.COMPLETE_VARIABLE in os.environ:  # before the engine is prepared: a person has pressed Tab
         return complete()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.
     cpu_setup.load_openblas()

@@ -1,20 +1,12 @@
 """Shell completions: names of runs, checkpoints, and changes for `--set`. Loads no engine."""
 
-import os
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 COMPLETE_VARIABLE = "_GRPO_STUDIO_BACKEND_COMPLETE"  # typer derives it from the program's name
-OPTIONS = ("--install-completion", "--show-completion")
 
 Offer = tuple[str, str]  # a word and its help text, which zsh and fish show
-
-
-def is_asked(arguments: Sequence[str]) -> bool:
-    """True if a shell is asking for completions."""
-    return COMPLETE_VARIABLE in os.environ or any(option in arguments for option in OPTIONS)
 
 
 def run_names(incomplete: str) -> list[str]:

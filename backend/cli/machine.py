@@ -79,19 +79,17 @@ def _kernel_cache() -> Path:
 def _stored_places() -> list[dict[str, Any]]:
     by_hand, preferences = "Delete the folder by hand.", places.preferences_folder()
     keep_runs = "Move runs to the trash on the Runs page, or delete the folder by hand: they hold what was trained."
-    models = places.lm_studio_models() / "grpo-studio"
     rows = [
         ("runs", "runs", places.runs_folder(), keep_runs),
         ("settings", "preferences, stored forms", preferences, "where --remove settings deletes it."),
-        ("lm-studio", "models in LM Studio", models, "Delete models in LM Studio."),
+        ("lm-studio", "models in LM Studio", places.lm_studio_models() / "grpo-studio", "Delete models in LM Studio."),
         ("kernels", "kernels compiled by mlx", _kernel_cache(), "where --remove kernels deletes it."),
         ("hub", "Hugging Face cache", hub_cache(), "Other programs use it too; hf cache deletes from it."),
     ]
     if sys.platform == "darwin":
-        logs = Path.home() / "Library" / "Logs" / "GRPO Studio"
         rows[-1:-1] = [
             ("environments", "Python packages of the light app", preferences / "environments", by_hand),
-            ("logs", "logs of the light app", logs, by_hand),
+            ("logs", "logs of the light app", Path.home() / "Library" / "Logs" / "GRPO Studio", by_hand),
         ]
     stored: list[dict[str, Any]] = []
     for key, title, path, remedy in rows:

@@ -130,8 +130,7 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
             tell(folder.path, file=out, flush=True)
             tell(cpu_setup.load_openblas(), file=sys.stderr, flush=True)
             command = shlex.join(sys.argv)
-            training = Sweep(plan, folder, inputs, command=command, echo=_lines(out), may_restart=True)
-            ending = training.run()
+            ending = Sweep(plan, folder, inputs, command=command, echo=_lines(out), may_restart=True).run()
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
         if ending.kind == RESTART:
             restart("sweep", str(folder.path), "--resume", *(["--json"] if as_json else []))

@@ -170,13 +170,10 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[DamagedCheckpo
 
 
 def set_aside(damaged: DamagedCheckpoint) -> str:
-    """Rename a damaged checkpoint's folder, so that nobody reads it; returns a message. Raises UserError."""
+    """Rename a damaged checkpoint's folder, so that nobody reads it; returns a message."""
     names = (f"damaged-{damaged.path.name}{f'-{number}' * (number > 1)}" for number in count(1))
     aside = next(path for path in map(damaged.path.with_name, names) if not path.exists())
-    try:
-        damaged.path.rename(aside)
-    except OSError as error:
-        raise UserError("run", f"{damaged.path} is damaged and cannot be renamed: {error.strerror}.") from None
+    damaged.path.rename(aside)
     kept = f"the folder is kept as checkpoints/{aside.name}"
     return f"{damaged.faults[0].sentence} The run continues from the one before; {kept}."
 

@@ -271,8 +271,7 @@ class CompletionIndex:
                 text = file.read(end - start)
         except OSError:
             return []
-        lines = placed_lines(text, start)
-        rows = ((offset, parse_group_row(without_token_data(line))) for offset, line in lines)
+        rows = ((offset, parse_group_row(without_token_data(line))) for offset, line in placed_lines(text, start))
         return [(offset, row) for offset, row in rows if row is not None and row["step"] == wanted]
 
 

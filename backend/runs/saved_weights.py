@@ -273,9 +273,6 @@ def peft_folder(text: str) -> Path | None:
 def imported_folder(folder: Path) -> Path:
     """The default place of an imported PEFT adapter: beside it. Raises UserError where none may be."""
     folder = resolved(folder)
-    if not folder.name:
-        sentence = f"{quote(folder, PATH)} is the root of a disk, with no place beside it; name one with --output."
-        raise UserError("output", sentence)
     if folder.is_relative_to(resolved(hub_cache())):
         sentence = f"{quote(folder, PATH)} lies in Hugging Face's cache; copy it, or name another place with --output."
         raise UserError("output", sentence)
@@ -312,5 +309,4 @@ def with_adapter(raw: Mapping[str, Any], runs_dir: Path | None = None) -> dict[s
 
 
 def runs_with_adapters() -> list[str]:
-    having = (run.name for run in all_runs() if is_file(run.adapters / ARRAYS))
-    return list(islice(having, RUNS_LISTED))
+    return list(islice((run.name for run in all_runs() if is_file(run.adapters / ARRAYS)), RUNS_LISTED))

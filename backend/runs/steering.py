@@ -110,9 +110,8 @@ def read_changes(run: RunFolder) -> list[Change]:
     """The changes of a run in the order of their steps. Raises UserError for a damaged file."""
     if not os.path.lexists(run.changes):
         return []
-    kept = read_json(run.changes, "run", advice=_ADVICE)
     try:
-        changes = _CHANGES.validate_python(kept["changes"])
+        changes = _CHANGES.validate_python(read_json(run.changes, "run", advice=_ADVICE)["changes"])
     except (ValidationError, TypeError, KeyError):
         raise UserError("run", about_path(run.changes, f" does not hold a list of changes; {_ADVICE}.")) from None
     # A key that no trainer writes could name other weights, rows or reward files than config.yaml does.

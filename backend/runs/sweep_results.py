@@ -231,9 +231,8 @@ def read_results(folder: SweepFolder) -> SweepResults | None:
     """The results as last written; None where there are none. Raises UserError for a damaged file."""
     if not os.path.lexists(folder.results):
         return None
-    raw = read_json(folder.results, "sweep", advice=_ADVICE)
     with suppress(ValidationError):
-        results = _RESULTS.validate_python(raw)
+        results = _RESULTS.validate_python(read_json(folder.results, "sweep", advice=_ADVICE))
         names = [run.run for each in results.configurations for run in each.runs]
         if names and all(map(is_folder_name, names)):
             return results
@@ -245,8 +244,7 @@ _RESULTS = TypeAdapter(SweepResults)
 
 def shown_state(folder: SweepFolder, results: SweepResults) -> str:
     """The sweep's state; INTERRUPTED where it should be running and no process holds its lock."""
-    is_live = results.state in ("waiting", "running")
-    return INTERRUPTED if is_live and not folder.is_locked() else results.state
+    return INTERRUPTED if results.state in ("waiting", "running") and not folder.is_locked() else results.state
 
 
 def measured(run: RunFolder, metric: str, rank_by: RankBy) -> tuple[int, float] | None:

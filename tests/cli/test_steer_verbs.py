@@ -93,14 +93,8 @@ def each_of_several_changes_at_once_gets_its_own_answer(monkeypatch: pytest.Monk
     assert len(said) == 6 and all(text.endswith(f" → {rate}.") for rate, text in said)
 
 
-def typed(*arguments: object, code: int = 0) -> str:
-    done = call(*arguments)
-    assert done.exit_code == code, done.output
-    return done.output
-
-
 def waiting() -> list[str]:
-    return json.loads(typed("queue", "list", "--json"))["waiting"]
+    return json.loads(run_ok("queue", "list", "--json").stdout)["waiting"]
 
 
 @pytest.fixture
@@ -109,19 +103,19 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_a_queue_is_filled_ordered_paused_and_emptied(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "1 run waits. `queue run` trains them." in typed("queue", "add", config, "--name", "one")
-    typed("queue", "add", config, "--name", "two", "--set", "seed=5")
-    typed("queue", "add", config, "--name", "three", "--first")
+    assert "1 run waits. `queue run` trains them." in run_ok("queue", "add", config, "--name", "one").stdout
+    run_ok("queue", "add", config, "--name", "two", "--set", "seed=5")
+    run_ok("queue", "add", config, "--name", "three", "--first")
     assert waiting() == ["three", "one", "two"]
     assert "seed: 5" in (places.runs_folder() / "two" / "config.yaml").read_text()
-    assert typed("queue", "move", "two", 1).splitlines()[0] == "1  two"
-    assert "deleted" in typed("queue", "remove", "three")
+    assert run_ok("queue", "move", "two", 1).stdout.splitlines()[0] == "1  two"
+    assert "deleted" in run_ok("queue", "remove", "three").stdout
     assert waiting() == ["two", "one"] and not (places.runs_folder() / "three").exists()
-    assert "paused" in typed("queue", "pause")
-    assert "The queue is paused" in typed("queue", "run", code=2)
-    assert "A failure pauses it." in typed("queue", "pause", "--after-failure")
-    typed("queue", "pause", "--not-after-failure")
-    typed("queue", "resume")
+    assert "paused" in run_ok("queue", "pause").stdout
+    assert "The queue is paused" in refused("queue", "run")
+    assert "A failure pauses it." in run_ok("queue", "pause", "--after-failure").stdout
+    run_ok("queue", "pause", "--not-after-failure")
+    run_ok("queue", "resume")
     trained: list[str] = []
 
     def train(run: RunFolder) -> int:
@@ -130,17 +124,17 @@ def test_a_queue_is_filled_ordered_paused_and_emptied(config: Path, monkeypatch:
         return 0
 
     monkeypatch.setattr(train_queue, "__defaults__", (train,))
-    assert "No run waits." in typed("queue", "run")
+    assert "No run waits." in run_ok("queue", "run").stdout
     assert trained == ["two", "one"]
 
 
 def test_mistakes_leave_nothing_behind(config: Path) -> None:
-    assert "There is no file" in typed("queue", "add", config.with_name("no.yaml"), code=2)
-    assert "There is no run nobody" in typed("queue", "move", "nobody", 1, code=2)
+    assert "There is no file" in refused("queue", "add", config.with_name("no.yaml"))
+    assert "There is no run nobody" in refused("queue", "move", "nobody", 1)
     assert not list(all_runs())
-    typed("queue", "add", config, "--name", "one")
+    run_ok("queue", "add", config, "--name", "one")
     (places.runs_folder() / "queue.json").write_text("{")
-    assert "queue.json is not valid JSON" in typed("queue", "add", config, "--name", "two", code=2)
+    assert "queue.json is not valid JSON" in refused("queue", "add", config, "--name", "two")
     assert [run.name for run in all_runs()] == ["one"]
 
 
@@ -148,9 +142,9 @@ def test_a_prepared_folder_waits_and_keeps_what_it_holds_when_it_is_removed(tmp_
     run = RunFolder(places.runs_folder() / "cloned")
     small_run.write_config(run.config, small_run.settings_for(tmp_path))
     run.parent.write_text("{}")
-    typed("queue", "add", run.path)
+    run_ok("queue", "add", run.path)
     assert waiting() == ["cloned"]
-    assert "as it holds parent.json" in typed("queue", "remove", "cloned")
+    assert "as it holds parent.json" in run_ok("queue", "remove", "cloned").stdout
     assert run.parent.exists() and waiting() == []
 
 
