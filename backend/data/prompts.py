@@ -171,13 +171,8 @@ class TokenizedPrompts(Sequence[Problem | None]):
 def measure_first_rows(prompts: TokenizedPrompts, split: str, *, all_rows: bool = False) -> None:
     """Tokenise enough rows to begin. Raises UserError if no prompt fits."""
     prompts.measure(range(len(prompts) if all_rows else min(FIRST_ROWS, len(prompts))))
-    if prompts.fitting:
-        return
-    for index in prompts.unmeasured():
-        prompts.measure([index])
-        if prompts.fits(index):
-            return
-    raise no_prompt_fits(prompts.format, f"Every prompt of the {split} split")
+    if not prompts.fitting and not any(prompts[index] for index in prompts.unmeasured()):
+        raise no_prompt_fits(prompts.format, f"Every prompt of the {split} split")
 
 
 class BackgroundTokenizer:

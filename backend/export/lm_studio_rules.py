@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from backend.models.model_folder import object_or_empty
 from backend.utils import places
@@ -51,7 +52,7 @@ def _found(folder: Path) -> Iterator[tuple[str, str]]:
         yield "tokenizer_config.json", "The file is missing, or holds no JSON object."
     if not any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
         yield "tokenizer.json", "There is no vocabulary: neither tokenizer.json nor an older form of it."
-    yield from _weights(folder)
+    yield from _weights(folder, config)
     for file in sorted(folder.iterdir()):
         is_known_weight = file.name == "model.safetensors" or SHARD.fullmatch(file.name)
         if file.is_dir():
@@ -64,7 +65,7 @@ def _found(folder: Path) -> Iterator[tuple[str, str]]:
             yield file.name, "A weight file is called model.safetensors, or model-00001-of-00002.safetensors."
 
 
-def _weights(folder: Path) -> Iterator[tuple[str, str]]:
+def _weights(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     files = sorted(file for file in folder.glob("model*.safetensors") if file.is_file())
     if not files:
         yield "model.safetensors", "There are no weights."
@@ -89,7 +90,6 @@ def _weights(folder: Path) -> Iterator[tuple[str, str]]:
             yield INDEX, "The index of the shards is missing, or does not say where each array is."
     elif len(files) > 1:
         yield files[1].name, "There is more than one weight file, and they are not numbered as shards."
-    config = object_or_empty(folder / "config.json")
     inner = config.get("text_config")
     is_quantised = "quantization" in config or "quantization_config" in config
     is_within = isinstance(inner, dict) and "quantization_config" in inner

@@ -25,13 +25,7 @@ from backend.engine.images import PromptImages
 from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE, SplitModel
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
-from backend.models.adapters import (
-    ADAPTER_ENDS,
-    SIXTEEN_BIT_TYPES,
-    attach_adapters,
-    lora_parameters,
-    without_adapters,
-)
+from backend.models.adapters import ADAPTER_ENDS, SIXTEEN_BIT_TYPES, attach_adapters, lora_parameters, without_adapters
 from backend.models.loading import check_runs, open_model, read_weights
 from backend.models.model_folder import PATH, check_adapter, check_adapter_config, header_of
 from backend.models.tokenizers import reason_of, run_tokenizer, with_end_tokens

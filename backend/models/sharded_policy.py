@@ -70,10 +70,7 @@ class ShardedPolicy(Policy):
 
 
 def load_sharded_policy(
-    config: ModelSettings,
-    group: mx.distributed.Group,
-    add_up: Sum,
-    note: Callable[[str], None] = lambda sentence: None,
+    config: ModelSettings, group: mx.distributed.Group, add_up: Sum, note: Callable[[str], None] = lambda sentence: None
 ) -> ShardedPolicy:
     """This rank's part of `load_policy`; all ranks of `group` call it together, after a barrier. `add_up`: of
     gradients. Raises UserError on every rank if the model cannot be sharded."""

@@ -10,11 +10,7 @@ from backend.trainer.memory.model_shape import ModelShape, shape_from
 from backend.utils.places import resources
 
 TOKENIZER_BYTES = 16e6  # approximate bytes of tokenizer and configs
-SHARED = {
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "quantization": {"group_size": 64, "bits": 4},
-}
+SHARED = {"tie_word_embeddings": True, "torch_dtype": "bfloat16", "quantization": {"group_size": 64, "bits": 4}}
 
 
 @dataclass(frozen=True)

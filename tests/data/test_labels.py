@@ -31,8 +31,7 @@ MARKED = CHAT_TEMPLATE.replace(
     "{% else %}{{ message.content }}{% endif %}<|im_end|>",
 )
 FORGETS = CHAT_TEMPLATE.replace(
-    "{{ message.content }}",
-    "{{ message.content if loop.last or message.role == 'user' else message.content[:3] }}",
+    "{{ message.content }}", "{{ message.content if loop.last or message.role == 'user' else message.content[:3] }}"
 )
 """Later turns change what an earlier one was, as templates do that drop its thinking."""
 
@@ -137,11 +136,7 @@ def test_long_rows_are_cut_and_counted(label_tokenizer: Any) -> None:
     ("row", "setting", "says"),
     [
         ({"prompt": "x", "completion": 3}, "completion_feature", "The column completion of row 2 of d.jsonl must hold"),
-        (
-            {"prompt": "", "completion": "y"},
-            "prompt_feature",
-            "The column prompt of row 2 of d.jsonl is missing",
-        ),
+        ({"prompt": "", "completion": "y"}, "prompt_feature", "The column prompt of row 2 of d.jsonl is missing"),
         ({"messages": [USER]}, "messages_feature", "The column messages of row 2 of d.jsonl has no message of the"),
         ({"messages": [FOUR]}, "messages_feature", "has no message of the assistant that answers"),
         ({"prompt": "x"}, "completion_feature", "no message to imitate in row 2 of d.jsonl."),

@@ -262,8 +262,7 @@ IDS = mx.array([[5, 9, 40, 7, 3, 100, 8]])
 
 
 @pytest.mark.parametrize(
-    ("family", "text", "bits"),
-    [*((family, {}, None) for family in FAMILIES), ("smolvlm", {}, 4), ("lfm2_vl", {}, 8)],
+    ("family", "text", "bits"), [*((family, {}, None) for family in FAMILIES), ("smolvlm", {}, 4), ("lfm2_vl", {}, 8)]
 )
 def test_the_text_model_computes_what_mlx_vlm_does(tmp_path: Path, family: str, text: dict, bits: int | None) -> None:
     from mlx_vlm.utils import load_model as load_whole  # takes a second, in each worker of the suite

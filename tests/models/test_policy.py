@@ -198,8 +198,7 @@ def test_quantised_bases(models: Path, capsys: pytest.CaptureFixture[str], train
 
 
 @pytest.mark.parametrize(
-    ("arch", "dtype", "train_type", "bits"),
-    [("qwen3", "bfloat16", "dora", "8"), ("qwen3_moe", "float32", "lora", "4")],
+    ("arch", "dtype", "train_type", "bits"), [("qwen3", "bfloat16", "dora", "8"), ("qwen3_moe", "float32", "lora", "4")]
 )
 def test_quantised_rollouts_are_the_quantised_base_with_the_present_adapters(
     models: Path, arch: str, dtype: str, train_type: str, bits: str
