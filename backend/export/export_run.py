@@ -61,7 +61,7 @@ from backend.trainer.scoring import ScoringStages
 from backend.trainer.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
 from backend.utils.disk import cause, require_room, writing
 from backend.utils.errors import UserError
-from backend.utils.files import require_plain_files
+from backend.utils.files import last_lines, require_plain_files
 from backend.utils.hub_cache import local_folder
 
 BATCH = 16  # held-out prompts per batch
@@ -314,12 +314,8 @@ def run_samples(run: RunFolder, config: Config) -> list[AnsweredPrompt]:
     """First completions of the run's last four prompts, or SAMPLES."""
     system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
     samples: list[AnsweredPrompt] = []
-    lines: list[bytes] = []
-    with contextlib.suppress(FileNotFoundError), run.completions.open("rb") as stream:
-        stream.seek(max(0, run.completions.stat().st_size - READ_BYTES))
-        lines = stream.read().split(b"\n")
-    for line in lines:
-        # The seek may have cut the first line, and the trainer may still be writing the last.
+    for line in last_lines(run.completions, READ_BYTES).split(b"\n"):
+        # The trainer may still be writing the last line.
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
             if (group := parse_group_row(line)) is not None:
                 messages = [*system, {"role": "user", "content": group["prompt"]}]

@@ -37,7 +37,7 @@ from backend.models.loading import loading, model_classes
 from backend.models.model_folder import header_of
 from backend.models.tokenizers import load_tokenizer, with_end_tokens
 from backend.utils.errors import UserError
-from backend.utils.hub_cache import local_folder, own_file, split_revision
+from backend.utils.hub_cache import local_folder, split_revision
 
 FURTHEST = 3  # model cards to follow to the original
 COPIED = ("config.json", "*.safetensors.index.json", "LICENSE*", "*processor*.json")
@@ -384,8 +384,7 @@ def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, don
     to.mkdir(parents=True)
     for file, tensors in original.files.items():
         write_safetensors(to / file, {name: arrays.pop(name) for name in tensors}, written, metadata={"format": "pt"})
-    copied = [own_file(file, original.folder, "model") for pattern in COPIED for file in original.folder.glob(pattern)]
-    for file in [*copied, *kept_files(trained.tokenizer)]:
+    for file in [*kept_files(original.folder, COPIED), *kept_files(trained.tokenizer)]:
         shutil.copyfile(file, to / file.name)
     if trained.has_own_tokenizer:
         config = with_end_tokens(original.config, load_tokenizer(trained.tokenizer))

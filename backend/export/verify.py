@@ -15,6 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm import utils as mlx_lm_utils
 
+from backend.data.problems import apply_chat_template
 from backend.export import lm_studio_rules
 from backend.export.trained_weights import TrainedWeights
 from backend.utils.errors import UserError
@@ -103,11 +104,7 @@ def tokenize_samples(tokenizer: Any, samples: list[AnsweredPrompt]) -> list[Toke
     tokenized: list[TokenizedSample] = []
     for sample in samples:
         answer = list(tokenizer.encode(sample.answer, add_special_tokens=False))
-        if tokenizer.has_chat_template:
-            variables = sample.template_variables
-            prompt = tokenizer.apply_chat_template(sample.messages, add_generation_prompt=True, **variables)
-        else:
-            prompt = tokenizer.encode("\n\n".join(message["content"] for message in sample.messages))
+        prompt = apply_chat_template(sample.messages, tokenizer, sample.template_variables)
         ids = [*prompt, *answer][-SAMPLE_TOKENS:]
         # An empty answer still has a prompt whose last token is predicted by those before it.
         tokenized.append(TokenizedSample(ids, max(1, min(len(answer), COMPARED_TOKENS, len(ids) - 1))))

@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -154,7 +154,7 @@ def write_model(
     files = kept_files(tokenizer_from)
     if vision is not None:
         weights, config = vision.joined(weights, config)
-        files += [own_file(file, vision.folder, "model") for file in vision.folder.glob("*processor*.json")]
+        files += kept_files(vision.folder, ["*processor*.json"])
     write_weights(weights, to, done)
     mlx_lm_utils.save_config(config, to / "config.json", keep_vision_config=keep_vision)
     # Copied, since transformers 5 would write a class name that older versions refuse to load. By copyfile, which drops
@@ -163,9 +163,9 @@ def write_model(
         shutil.copyfile(file, to / file.name)
 
 
-def kept_files(base: Path) -> list[Path]:
-    """KEPT_FILES in a folder. Raises UserError for a link out of it."""
-    return [own_file(file, base, "model") for pattern in KEPT_FILES for file in base.glob(pattern)]
+def kept_files(base: Path, patterns: Sequence[str] = KEPT_FILES) -> list[Path]:
+    """The files of a folder to copy. Raises UserError for a link out of it."""
+    return [own_file(file, base, "model") for pattern in patterns for file in base.glob(pattern)]
 
 
 def write_weights(weights: dict[str, mx.array], to: Path, done: Done) -> None:

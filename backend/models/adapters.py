@@ -27,7 +27,7 @@ ADAPTABLE_LAYERS = (
 ADAPTER_ENDS = (".lora_a", ".lora_b", ".m")  # of an adapter's arrays; `m` is DoRA's magnitude
 SENTENCE = 200  # characters of a message that lists names
 SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
-_WITHIN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.(.+)$")
+_LAYER = re.compile(r"^(?:.*?\.)??(?:layers|h|blocks)\.\d+\.(?=.)")  # the beginning of a name in a layer
 
 
 def attach_adapters(
@@ -180,7 +180,7 @@ def whole_modules(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module
             if key.endswith("lm_head"):
                 tied = "its output layer is its embedding, which is trained by the name of that"
                 raise UserError("modules_to_save", f"{sentence}: {tied}.")
-            ends = ", ".join(sorted({_within_layer(name) for name in modules}))
+            ends = ", ".join(sorted({_LAYER.sub("", name) for name in modules}))
             listed = quote(ends, SENTENCE - len(sentence) - 13)
             raise UserError("modules_to_save", f"{sentence}; there are {listed}.")
         found |= meant
@@ -191,13 +191,8 @@ def whole_modules(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module
     return found
 
 
-def _within_layer(name: str) -> str:
-    found = _WITHIN_LAYER.search(name)
-    return found.group(1) if found else name
-
-
 def _outside(adaptable: Iterable[str], whole: Mapping[str, nn.Module]) -> list[str]:
-    ends = {_within_layer(name) for name in whole}
+    ends = {_LAYER.sub("", name) for name in whole}
     return [name for name in adaptable if not any(f"{name}.".startswith(f"{end}.") for end in ends)]
 
 

@@ -98,13 +98,9 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**_mapping(theirs), **_mapping(config.get("quantization"))}
 
 
-def is_quantized_by_mlx(config: Mapping[str, Any]) -> bool:
-    return isinstance(config.get("quantization"), Mapping)
-
-
 def quantization_problems(settings: ModelSettings, config: Mapping[str, Any]) -> list[ConfigProblem]:
     """What the settings want of a model that is quantised already, by its config.json."""
-    if not is_quantized_by_mlx(config):
+    if not isinstance(config.get("quantization"), Mapping):  # by mlx
         return []
     what = f"{settings.model} is quantised already; choose None to train it as it comes."
     if twice := [key for key in ("quantization", "rollout_quantization") if getattr(settings, key) != "none"]:
@@ -143,7 +139,7 @@ def refusal(config: Mapping[str, Any] | None, names: Collection[str]) -> str:
         return f"It needs code of its own ({quote(config['model_file'], 40)}), which is not run."
     if sentence := architecture_refusal(config):
         return sentence
-    theirs = {} if is_quantized_by_mlx(config) else quantization_of(config)
+    theirs = {} if isinstance(config.get("quantization"), Mapping) else quantization_of(config)
     method, format_ = str(theirs.get("quant_method") or "a way of its own"), theirs.get("format")
     if theirs and method not in METHODS:
         return f"It is quantised with {quote(method, 40)}, which mlx-lm cannot read."
