@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from backend.config.config import Config, keys_used_by, problems, read
+from backend.config.config import Config, keys_used_by, problems
 from backend.config.model_and_data_names import DATA_SUFFIXES, check_data, model_source
 from backend.config.setting import MOST_TOKENS, ColumnSettings, DatasetSettings, PromptSettings
 from backend.data.dataset_columns import likeliest_column
@@ -42,7 +42,8 @@ from backend.data.rows import (
     row_name,
 )
 from backend.models.tokenizers import load_tokenizer, tokenizer_folder
-from backend.runs.completion_rows import parse_group_row
+from backend.runs.archive import raw_settings
+from backend.runs.completion_rows import parse_group_row, prompt_key
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.types import IMAGES, Label, Problem
 from backend.utils.errors import ConfigProblem, UserError
@@ -385,10 +386,7 @@ def preview_order(count: int) -> Iterator[int]:
 def newest_run(config: DatasetSettings) -> tuple[RunFolder, float] | None:
     """The newest run with completions on the dataset, and the reward from which it counts a completion as solved."""
     for run in islice(all_runs(), RUNS):
-        try:
-            values = read(run.config)
-        except UserError:
-            continue
+        values = raw_settings(run)
         if str(values.get("data")) == config.data and run.completions.exists():
             return run, float(values.get("success_reward_threshold", 1.0))
     return None
@@ -405,7 +403,7 @@ def solved_prompts(
             if (group := parse_group_row(line)) is not None:
                 rewards = [each.get("reward") for each in group["completions"]]
                 known = [reward >= solved_from for reward in rewards if reward is not None]
-                groups.setdefault((group["prompt"], *group.get("images", ())), []).append((sum(known), len(known)))
+                groups.setdefault(prompt_key(group), []).append((sum(known), len(known)))
     found, prompt_format = list[tuple[int, int, int, str]](), PromptFormat.of(config)
     for index, row in enumerate(rows):
         try:
