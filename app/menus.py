@@ -19,7 +19,7 @@ from PySide6.QtWidgets import QApplication, QMenu
 
 from app import theme
 from app.pages import PAGES
-from app.state.guide import CONTENTS, place_of_setting
+from app.state.guide import CONTENTS, place_of
 from app.state.messages import problems_to
 from app.state.presets import presets
 from app.state.processes import ProcessOutcome, VerbProcess
@@ -408,7 +408,8 @@ class HelpMenu(QObject):
         """Show what the guide says about the field, chart or finding with the focus."""
         focused = QApplication.focusWidget()
         field = field_of(focused)
-        self.show_guide(place_of_setting(field.setting.key) if field is not None else place_about(focused) or CONTENTS)
+        place = place_of("setting", field.setting.key) if field is not None else place_about(focused)
+        self.show_guide(place or CONTENTS)
 
     def show_glossary(self) -> None:
         dialog = self._window.findChild(GlossaryDialog) or GlossaryDialog(self._window)

@@ -77,6 +77,11 @@ class CheckSkipped(Exception):
     """The check cannot run here; the message says why."""
 
 
+def require(is_right: bool, sentence: str) -> None:
+    if not is_right:
+        raise CheckFailed(sentence)
+
+
 class Workbench:
     """An empty `folder`, and what earlier checks made for later ones."""
 
@@ -107,17 +112,15 @@ def check_device(_: Workbench) -> str:
     """Small whole numbers, which float32 multiplies exactly in any order."""
     i, j = np.indices((SIDE, SIDE))
     left, right = (3 * i + 7 * j) % 8, (5 * i + 7 * j) % 8
-    if not np.array_equal(np.array(mx.array(left, mx.float32) @ mx.array(right, mx.float32)), left @ right):
-        raise CheckFailed("A product of two small matrices of whole numbers is wrong.")
+    product = np.array(mx.array(left, mx.float32) @ mx.array(right, mx.float32))
+    require(np.array_equal(product, left @ right), "A product of two small matrices of whole numbers is wrong.")
     x = mx.arange(SIDE, dtype=mx.float32)
     compiled: Any = mx.compile(lambda x: x * 2 + 1)(x).tolist()
-    if compiled != [2.0 * n + 1 for n in range(SIDE)]:
-        raise CheckFailed("A compiled function gives wrong numbers.")
+    require(compiled == [2.0 * n + 1 for n in range(SIDE)], "A compiled function gives wrong numbers.")
     done = f"{mx.default_device()} multiplies matrices and runs a compiled function"
     if has_metal():
         squares: Any = SQUARES([x], [((SIDE,), mx.float32)], {}, (SIDE, 1, 1), (SIDE, 1, 1))[0].tolist()
-        if squares != [float(n * n) for n in range(SIDE)]:
-            raise CheckFailed("A Metal kernel of our own gives wrong numbers.")
+        require(squares == [float(n * n) for n in range(SIDE)], "A Metal kernel of our own gives wrong numbers.")
         done += " and a Metal kernel of our own"
     return f"{done}."
 
@@ -142,15 +145,15 @@ def sample_group(bench: Workbench) -> str:
     seconds = time.perf_counter() - began
     completions = bench.groups[0].completions
     tokens = sum(len(completion.tokens) for completion in completions)
-    if len(completions) != config.group_size or not tokens:
-        raise CheckFailed(f"{config.group_size} completions were asked for, and {len(completions)} came.")
+    asked = f"{config.group_size} completions were asked for"
+    require(len(completions) == config.group_size and tokens > 0, f"{asked}, and {len(completions)} came.")
     parts.scoring.score(bench.groups, 1)
     batch = bench.batch()
     assert batch.sampling_logp_BT is not None
     gaps_BT = mx.abs(bench.logps(batch) - batch.sampling_logp_BT) * batch.mask_BT
     difference = float(mx.max(gaps_BT).item())  # pyright: ignore
-    if not difference <= LOGP_TOLERANCE:
-        raise CheckFailed(f"Sampler and learner disagree about the probability of a token, by {difference:.3g} nats.")
+    disagree = f"Sampler and learner disagree about the probability of a token, by {difference:.3g} nats."
+    require(difference <= LOGP_TOLERANCE, disagree)
     sampled = f"{config.group_size} completions sampled and scored, {tokens} tokens in {seconds:.1f} s"
     return f"{sampled}; sampler and learner differ by {difference:.1g} nats at most."
 
@@ -169,12 +172,10 @@ def learn_step(bench: Workbench) -> str:
     before = preference()
     metrics = bench.parts.learner.learn(batch)
     after = preference()
-    if not all(math.isfinite(number) for number in (metrics["loss"], metrics["grad_norm"], before, after)):
-        raise CheckFailed("Loss, gradient or log-probabilities are no finite numbers.")
-    if not metrics["grad_norm"] > 0:
-        raise CheckFailed("The gradient is zero.")
-    if not after > before:
-        raise CheckFailed("After the step, what was rewarded is no likelier than before.")
+    numbers = (metrics["loss"], metrics["grad_norm"], before, after)
+    require(all(map(math.isfinite, numbers)), "Loss, gradient or log-probabilities are no finite numbers.")
+    require(metrics["grad_norm"] > 0, "The gradient is zero.")
+    require(after > before, "After the step, what was rewarded is no likelier than before.")
     return f"One step learned: what was rewarded is likelier than before, by {after - before:.2g} nats a token."
 
 
@@ -205,8 +206,7 @@ def export_model(bench: Workbench) -> str:
     """The checkpoint as a model folder, which the export loads back and compares with the trained model."""
     request = Export("folder", "exported", bench.folder / "exports", checkpoint="last", overwrite=True)
     exported = export_run(bench.run, request)
-    if not list(exported.path.glob("*.safetensors")):
-        raise CheckFailed("The exported folder holds no weights.")
+    require(any(exported.path.glob("*.safetensors")), "The exported folder holds no weights.")
     return f"Exported, {exported.bytes / 1e6:.1f} MB. {' '.join(exported.sentences())}"
 
 
@@ -215,11 +215,11 @@ def ask_warm_process(bench: Workbench) -> str:
     try:
         question = {"id": 1, "ask": "model_facts", "with": {"name": str(resources() / "demo" / "model")}}
         reply = child.request(question, PATIENCE_S)
-        if not (reply.get("answer") or {}).get("kind"):
-            raise CheckFailed(f"Asked about the demo's model, it answered {json.dumps(reply)[:200]}.")
+        kind = (reply.get("answer") or {}).get("kind")
+        require(bool(kind), f"Asked about the demo's model, it answered {json.dumps(reply)[:200]}.")
     finally:
         child.stop()
-    return f"It started, and knows the demo's model as {reply['answer']['kind']}."
+    return f"It started, and knows the demo's model as {kind}."
 
 
 def score_in_sandbox(bench: Workbench) -> str:
@@ -231,15 +231,13 @@ def score_in_sandbox(bench: Workbench) -> str:
         (result,) = rewards.score(Config(reward_functions=["selftest_length"], **about), [group])
     if result.error is not None:
         raise CheckFailed(result.error["sentence"])
-    if result.given != [0.0, 4.0]:
-        raise CheckFailed(f"Two completions of 0 and 4 characters were scored {result.given}.")
+    require(result.given == [0.0, 4.0], f"Two completions of 0 and 4 characters were scored {result.given}.")
     return "A reward file ran in it, and its scores are right."
 
 
 def compare_mathematics(_: Workbench) -> str:
     verdicts = math_equality.correct([r"\boxed{\frac{3}{8}}", r"\boxed{\frac{3}{8}}"], ["0.375", "0.385"])
-    if verdicts != [True, False]:
-        raise CheckFailed(f"3/8 = 0.375 and 3/8 = 0.385 were judged {verdicts}.")
+    require(verdicts == [True, False], f"3/8 = 0.375 and 3/8 = 0.385 were judged {verdicts}.")
     return "It knows that 3/8 is 0.375 and not 0.385."
 
 
@@ -267,8 +265,7 @@ def draw_pages(bench: Workbench) -> str:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise CheckFailed(f"The window ended with exit code {done.returncode}: {last}") from None
     faults = [f"{page['title']}: {page['fault']}" for page in pages if page["fault"]]
-    if faults or not pages:
-        raise CheckFailed(" ".join(faults) or "The window has no pages.")
+    require(bool(pages) and not faults, " ".join(faults) or "The window has no pages.")
     return f"{len(pages)} pages drawn ({pages[0]['platform']}): {', '.join(page['title'] for page in pages)}."
 
 

@@ -69,20 +69,19 @@ def curves_of(chart: Chart, names: Iterable[str], rewards: list[str]) -> list[Cu
         if fnmatchcase(name, chart.pattern) and name not in own and not any(other.shows(name) for other in earlier)
     ]
 
-    def reward_index(name: str) -> int:
-        return rewards.index(reward) if (reward := _reward_in(name)) in rewards else len(rewards)
-
-    def rank_of(name: str) -> int:
-        return int(found[1]) if (found := re.match(r"ranks/(\d+)/", name)) else -1
+    def place(name: str) -> tuple[int, int]:
+        """Of its reward function, and its rank."""
+        reward, rank = _reward_in(name), re.match(r"ranks/(\d+)/", name)
+        return rewards.index(reward) if reward in rewards else len(rewards), int(rank[1]) if rank else -1
 
     before, _, after = chart.pattern.partition("*")
     taken = {curve.colour for curve in chart.curves}
     spare = [colour for colour in SPARE_COLOURS if colour not in taken] or SPARE_COLOURS
     curves = [*chart.curves]
-    for index, name in enumerate(sorted(matched, key=lambda name: (reward_index(name), rank_of(name)))):
+    for index, name in enumerate(sorted(matched, key=place)):
         if reward := _reward_in(name):
             curves.append(Curve(name, label_of(reward), f"reward:{reward}"))
-        elif (rank := rank_of(name)) >= 0:
+        elif (rank := place(name)[1]) >= 0:
             curves.append(Curve(name, f"Rank {rank}", SPARE_COLOURS[rank % len(SPARE_COLOURS)]))
         else:
             short = name.removeprefix(before).removesuffix(after)

@@ -32,7 +32,6 @@ class Consent:
         return True
 
     def is_missing(self, settings: Mapping[str, Any]) -> bool:
-        """True if a run with these settings runs what is not allowed."""
         return bool(self.code.missing(settings) or self.servers.missing(settings))
 
     def allow(self, code: CodeFile, rights: Rights) -> None:

@@ -250,8 +250,7 @@ class Dataset(QObject):
 
     def _cancel(self, *questions: str) -> None:
         for question in questions:
-            if number := self._pending.pop(question, 0):
-                self._service.cancel(number)
+            self._service.cancel(self._pending.pop(question, None))
 
     def _on_changed(self, key: str) -> None:
         if not key or key in ANSWER_SETTINGS:

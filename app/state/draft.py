@@ -181,19 +181,19 @@ class Draft(QObject):
         self.update({"validation_split": 0.1, "steps_per_eval": every})
 
     def reset(self) -> None:
-        self._replace(defaults(), "New config")
-
-    def apply(self, preset: Preset) -> None:
-        if preset.replaces:
-            self._replace(preset.applied(self._values), preset.title)
-        else:
-            self.update(preset.applied(self._values), preset.title)
+        self.start_from({}, "New config")
 
     def start_from(self, values: Mapping[str, Any], what: str) -> None:
-        self._replace(defaults() | dict(values), what)
+        with self._step(what):
+            self._values = defaults() | dict(values)
+            self._on_disk = copy.deepcopy(self._values)
+            self.path = self.translation = self.file_problems = None
+
+    def apply(self, preset: Preset) -> None:
+        change = self.start_from if preset.replaces else self.update
+        change(preset.applied(self._values), preset.title)
 
     def use_reward_file(self, path: str) -> None:
-        """Set the user's reward file and tick its functions first."""
         old = {entry.name for entry in self._user_rewards()[0]}
         own = [entry.name for entry in self._user_rewards(path)[0]]  # a broken one is set too, and becomes a problem
         listed, weights = self.reward_names, self._values["reward_weights"]
@@ -213,11 +213,6 @@ class Draft(QObject):
         if belonging:
             belonging = {"lora_keys": [], "modules_to_save": []} | belonging
         self.update({"adapter": text, **belonging}, f"Adapter {Path(text).name}")
-
-    def _replace(self, values: Values, what: str) -> None:
-        with self._step(what):
-            self._values, self._on_disk = values, copy.deepcopy(values)
-            self.path = self.translation = self.file_problems = None
 
     @property
     def state(self) -> dict[str, Any]:
@@ -292,7 +287,6 @@ class Draft(QObject):
         self.saved.emit()
 
     def restore(self, path: Path | None) -> list[ConfigProblem]:
-        """Restore the autosaved form and its file, if that can still be read."""
         assert self.autosave is not None
         values, faults = values_from(config.read(self.autosave))
         self._values, self._on_disk, self.path = values, copy.deepcopy(values), None
@@ -386,7 +380,6 @@ class Draft(QObject):
         return shlex.join(self.command())
 
     def short_command(self) -> str:
-        """`command_text` with file names in place of paths."""
         return shlex.join([Path(word).name for word in self.command() if word != "-P"])
 
     @property
@@ -403,7 +396,6 @@ class Draft(QObject):
         return [str(name) for name in names] if isinstance(names, list) else []
 
     def rewards(self) -> list[RewardEntry]:
-        """Reward functions that can be ticked."""
         known = self._known_rewards()
         plain = {entry.name for entry in known}
         entries = (catalogue.find_entry(name, known) for name in dict.fromkeys(self.reward_names) if name not in plain)

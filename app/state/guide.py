@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -71,21 +71,10 @@ def _places() -> dict[str, str]:
     }
 
 
-def place_of_setting(key: str) -> str:
-    """Raises KeyError if the guide has no such paragraph, as the next two."""
-    return _places()[f"setting-{key}"]
-
-
-def place_of_chart(title: str) -> str:
-    return _places()[f"chart-{chart_anchor(title)}"]
-
-
-def place_of_rule(code: str) -> str:
-    return _places()[f"health-{code}"]
-
-
-def chart_anchor(title: str) -> str:
-    return "-".join(re.findall(r"[a-z0-9]+", title.lower()))
+def place_of(kind: Literal["setting", "chart", "health"], name: str) -> str:
+    """Raises KeyError if the guide has no such paragraph. `name`: a setting's key, a chart's title, a rule's code."""
+    anchor = "-".join(re.findall(r"[a-z0-9]+", name.lower())) if kind == "chart" else name
+    return _places()[f"{kind}-{anchor}"]
 
 
 def resolved(link: str, chapter: str) -> str:
@@ -122,7 +111,6 @@ def documents() -> set[str]:
 
 
 def is_shown(place: str) -> bool:
-    """True if a link to this place leads anywhere."""
     return ":" in place or (folder() / place.partition("#")[0]).is_file()
 
 
@@ -165,7 +153,6 @@ class GlossaryEntry:
 
 
 def glossary() -> list[GlossaryEntry]:
-    """All entries: the terms of the file, every chart and every setting."""
     entries: list[GlossaryEntry] = []
     section = ""
     for line in GLOSSARY.read_text(encoding="utf-8").splitlines():

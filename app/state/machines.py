@@ -49,7 +49,6 @@ class Machines(QObject):
 
     @property
     def path(self) -> str:
-        """The form's hosts file, or ""."""
         return str(self._draft.value("hosts") or "").strip()
 
     def _on_setting(self, key: str) -> None:
@@ -122,7 +121,6 @@ class Machines(QObject):
         return f"{len(self.hosts)} ranks: {listed}"
 
     def short_command(self) -> str:
-        """`command` in short, for reading."""
         words = self.command()
         pairs = zip(words, ["", *words], strict=False)
         return shlex.join([Path(word).name for word, before in pairs if "--env" not in (word, before) and word != "-P"])

@@ -3,22 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 from app.state.draft import Draft, defaults, is_equivalent
 from app.state.memory import amount
 from app.state.run_summary import name_of_model
 from backend.config import config
-from backend.config.config import SETTINGS, keys_used_by
+from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import translate
 from backend.config.setting import DATASET_KEYS, Setting
 from backend.utils import places
-from backend.utils.documents import YAML_LIMIT
-from backend.utils.errors import UserError
-from backend.utils.files import read_text, user_path
+from backend.utils.files import user_path
 
-OWN = keys_used_by("task")  # settings of the user's task, which a preset may not change
 REPLACES = "Replaces: everything"  # third line of a preset that is a complete task
 BRINGS = "Brings: dataset and rewards"  # third line of a preset of a public dataset
 BROUGHT = {*DATASET_KEYS, "valid_data", "test_data", "reward_functions", "reward_weights", "reward_functions_file"}
@@ -56,30 +52,21 @@ class Preset:
 
 
 def presets() -> list[Preset]:
-    """Every preset, the shipped ones first. Raises UserError for an invalid file."""
-    places_of = {name: place for place, name in enumerate(ORDER)}
-    files = (places.resources() / "presets").glob("*.yaml")
-    return [preset(file) for file in sorted(files, key=lambda file: (places_of.get(file.stem, len(ORDER)), file.stem))]
+    """Every preset, those in ORDER first."""
+    rank = {name: number for number, name in enumerate(ORDER)}
+    names = (file.stem for file in (places.resources() / "presets").glob("*.yaml"))
+    return [preset(name) for name in sorted(names, key=lambda name: (rank.get(name, len(ORDER)), name))]
 
 
-def preset(file: Path) -> Preset:
-    lines = read_text(file, "preset", YAML_LIMIT).splitlines()
-    comments = [line.lstrip("# ").strip() for line in takewhile(lambda line: line.startswith("#"), lines)]
-    title, sentence, *more = [*comments, "", ""]
-    if not title or not sentence:
-        raise UserError("preset", f"{file.name} must begin with two comment lines: its title, and a sentence.")
-    replaces, brings = REPLACES in more, BRINGS in more
+def preset(name: str) -> Preset:
+    file = places.resources() / "presets" / f"{name}.yaml"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    title, sentence, *more = [line.lstrip("# ").strip() for line in takewhile(lambda line: line.startswith("#"), lines)]
     raw = config.read(file)
-    read = translate(raw)
-    values, found = read.values, config.problems({"model": "a/b", "data": "a/b"} | read.values)
-    if faults := read.faults + [fault for fault in found if fault.setting not in OWN]:
-        raise UserError(faults)
-    taken = [key for key in values if key in OWN and not (brings and key in BROUGHT)]
-    if taken and not replaces:
-        raise UserError("preset", f"{file.name} sets {taken[0]}, but does not say that it replaces everything.")
+    values = translate(raw).values
     # `epsilon_high: null` is a choice: None is a value of an optional setting.
     emptied = {key: None for key in raw if raw[key] is None and key in SETTINGS and SETTINGS[key].optional}
-    return Preset(file.stem, title, sentence, values | emptied, replaces, brings)
+    return Preset(name, title, sentence, values | emptied, REPLACES in more, BRINGS in more)
 
 
 def use_data(draft: Draft, name: str) -> str:
@@ -96,7 +83,7 @@ def use_data(draft: Draft, name: str) -> str:
     if not draft.is_demo and str(draft.value("model")).strip():
         draft.update({"data": name, **columns}, f"Data {called}")
         return found
-    quick, model = preset(places.resources() / "presets" / "fast_try.yaml"), model_to_begin_with()
+    quick, model = preset("fast_try"), model_to_begin_with()
     before, download = "The demo" if draft.is_demo else "The form", ""
     if local_folder(model) is None:
         about = suggested(model)

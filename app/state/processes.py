@@ -223,9 +223,9 @@ class Service(QObject):
             self._send({"id": number, "ask": question, "with": arguments})
         return number
 
-    def cancel(self, number: int) -> None:
-        """None of its callbacks is called any more."""
-        if self._questions.pop(number, None) is not None:
+    def cancel(self, number: int | None) -> None:
+        """None of the question's callbacks is called any more; None where there is no question."""
+        if number is not None and self._questions.pop(number, None) is not None:
             self._send({"cancel": number})
 
     def close(self, *, wait: bool = True) -> None:

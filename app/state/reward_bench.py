@@ -101,8 +101,7 @@ class RewardBench(QObject):
         self._load("read_completions", "Reading what was pasted", "pasted", text=text)
 
     def cancel(self) -> None:
-        if self._request is not None:
-            self.service.cancel(self._request)
+        self.service.cancel(self._request)
         self._end_request()
 
     def _load(self, question: str, activity: str, origin: str, **arguments: Any) -> None:
@@ -340,7 +339,6 @@ class JudgeCheck(QObject):
         return None
 
     def count(self) -> None:
-        """Ask how many calls a check makes, and for the labels."""
         self.calls = {}
         if self.models and self._bench.groups:
             self._ask(self.models.values(), lambda answer: self.calls.update(answer["calls"]), only_calls=True)
@@ -363,12 +361,10 @@ class JudgeCheck(QObject):
         self.changed.emit()
 
     def cancel(self) -> None:
-        if self._request is not None:
-            self._bench.service.cancel(self._request)
+        self._bench.service.cancel(self._request)
         self._end()
 
     def keep(self, name: str, group: Mapping[str, Any], text: str, score: float) -> None:
-        """Keep the user's score of a completion as a label for a judge."""
         self.edit_labels(name, do="keep", group=without_scores(group), completion=text, expected={name: score})
 
     def edit_labels(self, name: str, **edit: Any) -> None:

@@ -32,7 +32,7 @@ from backend.runs.steering import Change, changed, config_at, read_changes, requ
 from backend.utils import file_lock
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
-from backend.utils.files import last_lines, read_regular
+from backend.utils.files import last_line, read_regular
 
 MOST_METRICS = 500  # metrics of a run that are read: 64 machines and 50 reward functions have fewer
 
@@ -149,7 +149,6 @@ class RunState:
 
     @property
     def phase_progress(self) -> float | None:
-        """Share of the phase that is done, 0 to 1, or None."""
         progress, done, total = (self._phase_event.get(key) for key in ("progress", "done", "total"))
         share = done / total if done is not None and total else progress
         return None if share is None else min(1.0, max(0.0, share))
@@ -350,7 +349,6 @@ class Run(QObject):
 
     @property
     def step(self) -> int:
-        """The newest step whose metrics were read; 0 before the first."""
         return self.data.step
 
     @property
@@ -522,8 +520,7 @@ class Run(QObject):
         if stamp == self._log_stamp:
             return self.start_progress
         self._log_stamp, self._has_news = stamp, True
-        text = last_lines(self.folder.log).decode(errors="replace")
-        return StartProgress.read(next((line.strip() for line in reversed(text.split("\n")) if line.strip()), ""))
+        return StartProgress.read(last_line(self.folder.log))
 
     def _update_control(self) -> None:
         was_elsewhere = self.control.is_elsewhere

@@ -205,7 +205,6 @@ def why_empty(query: Query, rewards: Sequence[str]) -> str:
 
 
 def sort(facts: CompletionFacts, numbers: np.ndarray, key: str, *, descending: bool) -> np.ndarray:
-    """These completions by a column of the facts, or `step`."""
     values = facts.per_completion("step") if key == "step" else facts.column(key)
     chosen = values[numbers].astype(np.float64)
     order = np.argsort(-chosen if descending else chosen, kind="stable")  # NaN sorts last either way
@@ -300,7 +299,6 @@ class RunCompletions(QObject):
         self._timer.timeout.connect(self.advance)
 
     def follow(self, wanted: bool) -> None:
-        """Read on while `wanted`."""
         self._is_wanted = wanted
         if wanted and not self._timer.isActive():
             self._timer.start(BEHIND_MS)
@@ -366,7 +364,6 @@ class RunCompletions(QObject):
         return parse_group_row(without_token_data(read_line(self.path, offset)))
 
     def token_data(self, offset: int, place: int) -> TokenData | None:
-        """The tokens of a completion, None if not recorded."""
         row = parse_group_row(read_line(self.path, offset))
         completions = (row or {}).get("completions") or []
         data = completions[place].get("token_data") if place < len(completions) else None

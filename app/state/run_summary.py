@@ -105,7 +105,6 @@ def duration_text(seconds: float) -> str:
 
 
 def changed_labels(keys: list[str]) -> str:
-    """The labels of changed settings for the entry Undo: the first, and how many more."""
     if set(keys) <= {"reward_functions", "reward_weights"}:
         return "Reward functions"
     first = SETTINGS[keys[0]].label

@@ -215,7 +215,6 @@ class Session(QObject):
         self.field_requested.emit(key)
 
     def show_failed_line(self, file: Path, line: int, sentence: str) -> None:
-        """Open the reward file of a failed run at the line that failed."""
         self.page_requested.emit("rewards")
         self.reward_line_requested.emit(file, line, sentence)
 
@@ -224,7 +223,6 @@ class Session(QObject):
         self._say_undoable("Updates per rollout is 2 in the form, for the next run; a running one keeps its own.")
 
     def while_form_stays(self) -> Callable[[], bool]:
-        """A function that is True as long as the form stays the same."""
         values, path = self.draft.values(), self.draft.path
         return lambda: (self.draft.values(), self.draft.path) == (values, path)
 
@@ -278,8 +276,7 @@ class Session(QObject):
         return True
 
     def show_last_run(self) -> None:
-        last = last_run() if self.run is None else None
-        if last is not None:
+        if self.run is None and (last := last_run()) is not None:
             self.open_run(last.path)
 
     def chat_with(self, folder: RunFolder) -> None:
@@ -346,10 +343,8 @@ class TimeForecast(QObject):
         return seconds_per_completion(values, self._known)
 
     def _read_one(self) -> None:
-        run = next(self._waiting, None)
-        if run is not None:
-            time = completion_time_of(run)
-            self._read += [time] if time is not None else []
+        if (run := next(self._waiting, None)) is not None:
+            self._read += filter(None, [completion_time_of(run)])
             return
         self._timer.stop()
         if self._read != self._known:

@@ -251,26 +251,22 @@ class Follower:
             if self.config.train_type == "full":
                 with whole_folder(self.run.model) as model:
                     shutil.copytree(draft, model, dirs_exist_ok=True)
-            else:
-                self._import(Path(draft))
+                return True
+            from backend.export.peft_import import import_adapter
+            from backend.models.loading import fetch
+
+            name = self.config.model
+            if local_folder(name) is None:
+                self.say(f"Downloading {name}, to put the adapter onto it.")
+                fetch(name, "model")
+            self.log.write("phase", phase="exporting")
+            try:
+                imported = import_adapter(Path(draft), name, self.run.adapters, overwrite=True)
+            except RuntimeError as error:  # its logits differ
+                raise UserError("adapter", str(error)) from None
+            for sentence in imported.sentences:
+                self._note(sentence)
         return True
-
-    def _import(self, adapter: Path) -> None:
-        from backend.export.peft_import import import_adapter
-        from backend.models.hub import download
-        from backend.serve.questions import QuestionCall
-
-        name = self.config.model
-        if local_folder(name) is None:
-            self.say(f"Downloading {name}, to put the adapter onto it.")
-            download(name, "model", QuestionCall())
-        self.log.write("phase", phase="exporting")
-        try:
-            imported = import_adapter(adapter, name, self.run.adapters, overwrite=True)
-        except RuntimeError as error:  # its logits differ
-            raise UserError("adapter", str(error)) from None
-        for sentence in imported.sentences:
-            self._note(sentence)
 
     def _note(self, sentence: str, level: str = "info") -> None:
         self.log.write("note", level=level, sentence=sentence)

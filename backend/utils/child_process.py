@@ -111,13 +111,8 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id; None while no child was started, or after it was stopped."""
+        """Process id; None while no child was started, or after it was stopped. The child may have died since."""
         return self._process.pid if self._process else None
-
-    @property
-    def is_started(self) -> bool:
-        """True if there is a child to ask; it may have died since the last request, which the next one finds out."""
-        return self._process is not None
 
     def request(self, message: Any, timeout_s: float | None = None, poll: Callable[[], None] = lambda: None) -> Any:
         """Send `message`, to a new child if there is none, and wait for the answer. `poll` is called every `POLL_S` and

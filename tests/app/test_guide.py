@@ -47,7 +47,7 @@ def passage_at(place: str) -> guide.Passage:
     ("kind", "all_of_them"),
     [
         ("setting", list(SETTINGS)),
-        ("chart", [guide.chart_anchor(chart.title) for chart in CHARTS]),
+        ("chart", [guide.place_of("chart", chart.title).partition("#chart-")[2] for chart in CHARTS]),
         ("health", list(RULES)),
     ],
 )
@@ -58,15 +58,15 @@ def test_everything_has_one_paragraph_and_nothing_else_has(kind: str, all_of_the
 
 def test_paragraphs_have_the_names_that_the_window_shows() -> None:
     for key, about in SETTINGS.items():
-        place = guide.place_of_setting(key)
+        place = guide.place_of("setting", key)
         assert passage_at(place).title == about.label
         file, _, anchor = place.partition("#")
         heading = f'<a id="{anchor}"></a>{about.label} (`{key}`)\n'
         assert heading in (guide.folder() / file).read_text(encoding="utf-8")
     for chart in CHARTS:
-        assert passage_at(guide.place_of_chart(chart.title)).title == chart.title
+        assert passage_at(guide.place_of("chart", chart.title)).title == chart.title
     for code, rule in RULES.items():
-        assert passage_at(guide.place_of_rule(code)).title == rule.title
+        assert passage_at(guide.place_of("health", code)).title == rule.title
 
 
 def test_every_file_of_the_guide_is_a_chapter() -> None:
@@ -100,7 +100,7 @@ def test_settings_in_recipes_are_valid() -> None:
         parse(settings)
 
 
-BETA = guide.place_of_setting("beta")
+BETA = guide.place_of("setting", "beta")
 TITLES = {passage.place: passage.title for chapter in guide.chapters() for passage in chapter}
 
 
@@ -124,8 +124,10 @@ def heading_at_top(page: GuidePage) -> str:
 
 
 def test_links_scroll_to_paragraphs(page: GuidePage) -> None:
-    places = [guide.place_of_setting(key) for key in SETTINGS]
-    places += [guide.place_of_chart(chart.title) for chart in CHARTS] + [guide.place_of_rule(code) for code in RULES]
+    places = [guide.place_of("setting", key) for key in SETTINGS]
+    places += [guide.place_of("chart", chart.title) for chart in CHARTS] + [
+        guide.place_of("health", code) for code in RULES
+    ]
     wrong = []
     for place in places:
         page.show_place(place)
@@ -140,7 +142,7 @@ def test_f1_in_a_field(window: Window) -> None:
     field.control.setFocus()
     QTest.keyClick(field.control, Qt.Key.Key_F1)
     page = window.pages["guide"]
-    assert window.current_page == "guide" and page.place == guide.place_of_setting("iters")
+    assert window.current_page == "guide" and page.place == guide.place_of("setting", "iters")
     assert heading_at_top(page) == "Iterations (iters)" and page.view.hasFocus()
     window.menus["back"].trigger()
     assert window.current_page == "train"
@@ -150,14 +152,14 @@ def test_charts_and_findings_lead_there(window: Window) -> None:
     window.show_page("monitor")
     monitor = window.pages["monitor"]
     plots = monitor.findChildren(Plot)
-    assert [place_about(plot) for plot in plots] == [guide.place_of_chart(plot.title) for plot in plots]
+    assert [place_about(plot) for plot in plots] == [guide.place_of("chart", plot.title) for plot in plots]
     next(action for action in plots[2].menu().actions() if action.text() == "About this chart").trigger()
-    assert window.pages["guide"].place == guide.place_of_chart(plots[2].title)
+    assert window.pages["guide"].place == guide.place_of("chart", plots[2].title)
     for code in RULES:
         cards = monitor.findings
         cards.show_episodes([Episode(code, "One.", "Two.", title=RULES[code].title, since=3)])
         next(link for link in cards._rows[0].links if link.text() == "Guide").click()
-        assert window.pages["guide"].place == guide.place_of_rule(code)
+        assert window.pages["guide"].place == guide.place_of("health", code)
 
 
 def test_back(page: GuidePage) -> None:
@@ -181,12 +183,12 @@ def test_contents(page: GuidePage) -> None:
     assert tree.currentItem().text(0) == TITLES[BETA]
     tree.setFocus()
     QTest.keyClick(tree, Qt.Key.Key_Down)
-    assert page.place == guide.place_of_setting("reference_model_path") and tree.hasFocus()
+    assert page.place == guide.place_of("setting", "reference_model_path") and tree.hasFocus()
     page.search.take_focus()
     QTest.keyClicks(page.contents.search, "entropy collapse")
     assert tree.topLevelItem(0).text(0) == "Entropy collapse"
     QTest.keyClick(page.contents.search, Qt.Key.Key_Return)
-    assert page.place == guide.place_of_rule("entropy_collapse") and page.contents.search.hasFocus()
+    assert page.place == guide.place_of("health", "entropy_collapse") and page.contents.search.hasFocus()
     page.contents.search.clear()
     assert tree.topLevelItemCount() == len(guide.chapters())
     assert tree.currentItem().text(0) == "Entropy collapse"

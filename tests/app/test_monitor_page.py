@@ -16,7 +16,7 @@ from app.pages.monitor.monitor_page import MonitorPage, changes
 from app.pages.monitor.panels import HealthCards, HealthRow, LogView, MetricTile
 from app.pages.runs.run_table import RunModel
 from app.state.charts import CHARTS, curves_of
-from app.state.guide import place_of_rule
+from app.state.guide import place_of
 from app.state.run_notices import take_up
 from app.state.session import Session
 from app.widgets.basic.number_format import DASH, figure
@@ -352,7 +352,7 @@ def test_a_card_says_all_of_it_and_offers_what_can_be_done(qtbot, cards: HealthC
     for signal, index, expected in (
         (session.completions_requested, 0, [12, None]),
         (session.field_requested, 1, ["learning_rate"]),
-        (session.guide_requested, 3, [place_of_rule("drifting")]),
+        (session.guide_requested, 3, [place_of("health", "drifting")]),
     ):
         with qtbot.waitSignal(signal) as caught:
             row.links[index].click()

@@ -123,7 +123,7 @@ def test_a_child_that_died_is_replaced_and_the_comparison_repeated(tmp_path: Pat
     assert starts.read_text() == "xxxx", "what ran out of time is not tried again"
     assert math_verify.ask("a", "a") is True
     math_verify.child.stop()
-    assert not math_verify.child.is_started
+    assert math_verify.child.pid is None
 
 
 @cases(

@@ -214,7 +214,7 @@ def test_a_child_that_died_is_reported_with_its_exit_code_and_stderr_and_replace
     first, _ = child.request(1)
     with pytest.raises(ChildEnded, match="exit code 3:\nlast words") as caught:
         child.request("die")
-    assert (caught.value.exit_code, caught.value.stderr) == (3, "last words") and not child.is_started
+    assert (caught.value.exit_code, caught.value.stderr) == (3, "last words") and child.pid is None
     second, answer = child.request(2)
     assert second != first and answer == 2
 
@@ -223,7 +223,7 @@ def test_a_request_that_times_out_kills_the_child(child: ChildProcess) -> None:
     child.request(1)
     with pytest.raises(ChildTimeout):
         child.request("hang", timeout_s=0.1)
-    assert not child.is_started and child.request(2)[1] == 2
+    assert child.pid is None and child.request(2)[1] == 2
 
 
 def test_poll_may_give_up_on_a_request(child: ChildProcess) -> None:
@@ -238,7 +238,7 @@ def test_poll_may_give_up_on_a_request(child: ChildProcess) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         child.request("hang", poll=poll)
-    assert not child.is_started and child.request(2)[1] == 2
+    assert child.pid is None and child.request(2)[1] == 2
 
 
 def test_a_child_ends_by_itself_when_its_stdin_is_closed(child: ChildProcess) -> None:

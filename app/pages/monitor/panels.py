@@ -11,7 +11,7 @@ from PySide6.QtGui import QFont, QGuiApplication, QHideEvent, QPaintEvent, QResi
 from PySide6.QtWidgets import QBoxLayout, QFrame, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
-from app.state.guide import place_of_rule
+from app.state.guide import place_of
 from app.state.messages import problems_to
 from app.state.run import RankNow, Run
 from app.state.run_completions import FILTERS
@@ -320,7 +320,7 @@ class HealthCards(QFrame):
 
             actions.append((text, full, take_it_up))
         if episode.rule in RULES:  # an old event log may name a rule that was removed
-            place, tip = place_of_rule(episode.rule), "What it means and what to do, step by step"
+            place, tip = place_of("health", episode.rule), "What it means and what to do, step by step"
             actions.append(("Guide", tip, lambda: session.guide_requested.emit(place)))
         if episode.rule == "solved" and is_current and self._is_live:
             actions.append(("Stop the run", "Stops after this step and saves", lambda: session.send("stop")))

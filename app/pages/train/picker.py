@@ -28,7 +28,6 @@ from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from app.widgets.form.fields import FILE_PATTERNS, Field, PathField
 from backend.config import config, first_choices
 from backend.models.suggested_models import SUGGESTED_MODELS, suggested
-from backend.utils import places
 from backend.utils.errors import ConfigProblem
 from backend.utils.files import exists, is_file
 
@@ -447,7 +446,7 @@ class Picker(QDialog):
 
 
 def suggested_models() -> list[PickerEntry]:
-    quick = preset(places.resources() / "presets" / "fast_try.yaml")
+    quick = preset("fast_try")
     base = config.parse({**quick.values, "model": SUGGESTED_MODELS[0].id, "data": "-"})
     entries = []
     for model in SUGGESTED_MODELS:

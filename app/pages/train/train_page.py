@@ -19,7 +19,7 @@ from app.pages.train.picker import Picking, size_text
 from app.pages.train.reward_panel import RewardPanel
 from app.state.dataset import Dataset
 from app.state.draft import is_equivalent
-from app.state.guide import place_of_setting
+from app.state.guide import place_of
 from app.state.memory import amount
 from app.state.run_summary import details, summary
 from app.state.session import Session
@@ -118,7 +118,7 @@ class TrainPage(QWidget):
         self.rewards.result.clicked.connect(lambda: session.page_requested.emit("rewards"))
         self.dataset_line.clicked.connect(lambda: session.page_requested.emit("dataset"))
         launch.keep.clicked.connect(session.queue.stop_editing)
-        launch.guide_pressed.connect(lambda key: session.guide_requested.emit(place_of_setting(key)))
+        launch.guide_pressed.connect(lambda key: session.guide_requested.emit(place_of("setting", key)))
         draft.changed.connect(self._on_changed)
         jumps = (self.search.chosen, self.chips.pressed, self.file_problems.field_requested, launch.problem_pressed)
         connect(self.reveal, *jumps, session.field_requested)

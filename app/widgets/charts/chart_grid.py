@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 
 from app import theme
 from app.state.charts import Chart
-from app.state.guide import place_of_chart
+from app.state.guide import place_of
 from app.state.messages import problems_to
 from app.state.prefs import Prefs
 from app.state.run import Mark
@@ -274,7 +274,7 @@ def plots_of(charts: Iterable[tuple[str, Chart]], explain: SignalInstance) -> li
     """Plots for charts by title; `explain` is emitted with the place of the guide when one asks to be explained."""
     plots = []
     for title, chart in charts:
-        place, plot = place_of_chart(chart.title), Plot(title, chart.axis, chart.unit, chart.help, chart.section)
+        place, plot = place_of("chart", chart.title), Plot(title, chart.axis, chart.unit, chart.help, chart.section)
         explain_at(plot, place)
         plots.append(configure(plot, explanation_requested=partial(explain.emit, place)))
     return plots

@@ -102,7 +102,7 @@ class _MathVerify:
         RuntimeError where math-verify cannot work at all, which must not become a score of 0."""
         with self._lock:
             for _ in range(2):
-                if not self.child.is_started:
+                if self.child.pid is None:
                     self.child.start()
                     try:
                         greeting = self.child.receive()
