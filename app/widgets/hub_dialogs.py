@@ -294,6 +294,7 @@ class JobDialog(Dialog):
         left_out = into_trl(config).left_out
         super().__init__("Train on Hugging Face", parent, (620, 640))
         self._hardware: list[Mapping[str, Any]] = []
+        self._wanted: tuple[str, float] | None = None  # machine and hours
         model, data = (value_label(SETTINGS[key], getattr(config, key)) for key in ("model", "data"))
         what = ElidedLabel(colour="text", text=f"{model} on {data}")
         names = ", ".join(SETTINGS[left.setting].label for left in left_out)
@@ -345,33 +346,25 @@ class JobDialog(Dialog):
         for part in (self._owner_name, self.owner):
             set_shown(part, bool(names))
 
-    @property
-    def _chosen(self) -> Mapping[str, Any] | None:
-        rows = self.table.selected_rows()
-        return self._hardware[rows[0]] if rows else None
-
-    @property
-    def _time_out(self) -> float | None:
+    def _show(self) -> None:
         try:
             hours = float(self.hours.text().replace(",", "."))
         except ValueError:
-            return None
-        return hours if 0 < hours < 1000 else None
-
-    def _show(self) -> None:
-        chosen, hours = self._chosen, self._time_out
-        if chosen is not None and hours is not None:
-            price = chosen["usd_per_hour"]
-            self.most.setText(f"At most {dollars(price * hours)}")
-            self.sum.setText(f"{hours:g} h at {dollars(price)} an hour; a run that ends earlier costs less.")
-        else:
-            self.most.setText("")
-            self.sum.setText("The time-out is a number of hours." if hours is None else "")
+            hours = 0.0
+        most, about, self._wanted = "", "", None
+        if not 0 < hours < 1000:
+            about = "The time-out is a number of hours."
+        elif rows := self.table.selected_rows():
+            machine = self._hardware[rows[0]]
+            price, self._wanted = machine["usd_per_hour"], (machine["name"], hours)
+            most = f"At most {dollars(price * hours)}"
+            about = f"{hours:g} h at {dollars(price)} an hour; a run that ends earlier costs less."
+        self.most.setText(most)
+        self.sum.setText(about)
         self.owner.setEnabled(self.owner.count() > 1)
-        self.submit.setEnabled(chosen is not None and hours is not None and self.account.can_write)
+        self.submit.setEnabled(self._wanted is not None and self.account.can_write)
 
     def _submit(self) -> None:
-        chosen, hours = self._chosen, self._time_out
-        if chosen is not None and hours is not None and self.submit.isEnabled():
+        if self._wanted is not None and self.submit.isEnabled():
             self.accept()
-            self.submitted.emit(chosen["name"], hours, self.owner.currentData())
+            self.submitted.emit(*self._wanted, self.owner.currentData())

@@ -35,7 +35,6 @@ PAGE_KEYS = [page.key for page in PAGES]
 
 @pytest.fixture(scope="module")
 def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iterator[Window]:
-    """The window with a finished run, its pages made as they are shown."""
     folder = tmp_path_factory.mktemp("keyboard")
     theme.apply(qapp, "light")
     with pytest.MonkeyPatch.context() as patch:

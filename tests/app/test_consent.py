@@ -133,7 +133,6 @@ def test_machines_question(qtbot, tmp_path: Path, hosts_file: Path) -> None:
 
 
 def check_question(qtbot, dialog: AllowDialog, *parts: str) -> None:
-    """It says these things, and Return refuses."""
     qtbot.addWidget(dialog)
     assert all(part in dialog_text(dialog) for part in parts)
     dialog.show()

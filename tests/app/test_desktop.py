@@ -108,7 +108,6 @@ def test_mac_menu_bar_icon_goes(qapp: QApplication, qtbot, monkeypatch) -> None:
 
 @pytest.fixture
 def heard(monkeypatch) -> SimpleNamespace:
-    """What a window tells its desktop."""
     heard = SimpleNamespace(notices=[], percents=[])
     monkeypatch.setattr(Notifier, "show", lambda _, *notice: heard.notices.append(notice))
     monkeypatch.setattr(LauncherIcon, "show_percent", lambda _self, percent: heard.percents.append(percent))
@@ -117,7 +116,6 @@ def heard(monkeypatch) -> SimpleNamespace:
 
 @pytest.fixture
 def window(window: Window, qapp: QApplication, heard: SimpleNamespace, monkeypatch) -> Window:
-    """A window with a desktop, behind the windows of other programs."""
     monkeypatch.setattr(window, "is_in_front", lambda: False)
     connect_desktop(qapp, window)
     return window

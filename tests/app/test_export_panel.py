@@ -50,8 +50,6 @@ MakePanel = Callable[..., ExportPanel]
 
 @pytest.fixture
 def make_panel(qtbot, run: RunFolder, monkeypatch) -> MakePanel:
-    """Makes the dialog; each export it starts runs the next of these Python programs instead."""
-
     def make(*programs: str) -> ExportPanel:
         run_instead(monkeypatch, programs)
         panel = ExportPanel(run, ServiceByHand())  # pyright: ignore
@@ -230,7 +228,6 @@ def service() -> ServiceByHand:
 
 @pytest.fixture
 def make_dialog(qtbot, tmp_path: Path, service: ServiceByHand, monkeypatch) -> MakeDialog:
-    """Makes the dialog; each upload it starts runs the next of these Python programs instead."""
     Image.new("RGB", (3000, 600), "white").save(tmp_path / "curves.png")
 
     def make(*programs: str, account: Account | None = ME, files: int = 2) -> UploadDialog:

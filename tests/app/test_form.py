@@ -206,7 +206,6 @@ def test_a_mode_hides_what_it_has_no_use_for(page: TrainPage, qtbot):
 
 
 def test_a_loss_is_best_at_its_lowest(page: TrainPage, qtbot):
-    """The form of an SFT run said “Lower is better: Off”."""
     field = page.form.fields["best_is_lowest"]
     page.density.choose("all")
     assert field.isVisible()
@@ -338,7 +337,6 @@ def test_unusual_value_is_a_warning(page: TrainPage, qtbot):
 
 
 def test_weights_are_edited_in_the_table(page: TrainPage, tmp_path: Path, qtbot):
-    """Those of a file that has them as text."""
     names = '["r1_accuracy_reward_func", "r1_count_xml"]'
     (tmp_path / "trl.yaml").write_text(f"reward_functions: {names}\nreward_weights: '[2.0, 0.5]'\n")
     page.session.load_config(tmp_path / "trl.yaml")
@@ -516,7 +514,6 @@ def test_too_large_run_needs_confirmation(page: TrainPage, monkeypatch, started)
 
 
 def test_every_part_of_an_estimate_has_a_label() -> None:
-    """Prompts that several micro-batches share once stood in the list under their internal name."""
     demo = load(demo_config()).model_dump()
     folder = local_folder(demo["model"])
     shape = shape_of(folder)
@@ -534,7 +531,6 @@ def test_every_part_of_an_estimate_has_a_label() -> None:
 
 @pytest.fixture
 def run(apart: Path) -> RunFolder:
-    """A run with two checkpoints, as its files look."""
     run = RunFolder(places.runs_folder() / "first")
     add_checkpoints(run, {2: 0.9, 4: 0.1})
     run.adapters.mkdir()

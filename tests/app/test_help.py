@@ -30,7 +30,6 @@ from backend.runs.run_folder import RunFolder
 from backend.serve.hub_questions import newer_release
 from backend.serve.questions import QuestionCall
 from backend.utils import about, places
-from backend.utils import about as components
 from backend.utils.errors import UserError
 from backend.utils.places import resources
 from tests.support import made_up_runs
@@ -40,9 +39,9 @@ from tests.support.windows import ServiceHere
 def test_about_shows_versions_and_every_licence(window: Window) -> None:
     window.menus["about"].trigger()
     dialog = window.findChild(AboutDialog)
-    assert dialog.windowTitle() == "About GRPO Studio" and dialog.list.count() == len(components.components())
+    assert dialog.windowTitle() == "About GRPO Studio" and dialog.list.count() == len(about.components())
     assert "Permission is hereby granted" in dialog.text.toPlainText(), "ours is shown first"
-    for row, part in enumerate(components.components()):
+    for row, part in enumerate(about.components()):
         dialog.list.setCurrentRow(row)
         assert dialog.text.toPlainText().split() == (part.text or NO_TEXT).split(), part.name
     next(each for each in dialog.findChildren(QPushButton) if each.text() == "Copy versions").click()
@@ -90,7 +89,6 @@ class ReleaseList(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def release_list() -> Iterator[type[ReleaseList]]:
-    """On this machine."""
     served = type("Served", (ReleaseList,), {"asked": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), served) as server:
         served.address = f"http://127.0.0.1:{server.server_port}/releases"
@@ -149,12 +147,6 @@ def test_only_https_is_asked(address: str) -> None:
         ask(address)
 
 
-@pytest.fixture
-def message_window(window: Window) -> Window:
-    window.show()
-    return window
-
-
 def sentence(window: Window) -> str:
     return window.strip.sentence.text()
 
@@ -185,46 +177,43 @@ def test_a_notice_goes_by_itself(qtbot, monkeypatch) -> None:
     qtbot.waitUntil(lambda: them.current is None)
 
 
-def test_run_of_a_newer_version(message_window: Window, tmp_path: Path, monkeypatch) -> None:
-    """It was shown as any other, and Resume started a process that said it in the log alone."""
+def test_run_of_a_newer_version(window: Window, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda *_: pytest.fail("was started"))
     newer = made_up_runs.make_run(places.runs_folder() / "newer", steps=3, ending="stopped")
     newer.events.write_text(newer.events.read_text().replace('"v": 1', '"v": 9'))
-    message_window.session.open_run(newer.path)
+    window.session.open_run(newer.path)
     said = "The run newer has format 9 and this version of GRPO Studio knows formats up to 1"
-    assert sentence(message_window).startswith(said)
-    for start in (message_window.session.starter.resume, message_window.session.starter.queue_existing):
-        message_window.session.messages.withdraw(FORMAT)
+    assert sentence(window).startswith(said)
+    for start in (window.session.starter.resume, window.session.starter.queue_existing):
+        window.session.messages.withdraw(FORMAT)
         start(newer)
-        assert sentence(message_window).startswith(said)
-    assert not message_window.session.queue.waiting
-    message_window.session.open_run(made_up_runs.make_run(places.runs_folder() / "ours", steps=3).path)
-    message_window.session.messages.withdraw(START)
-    assert not sentence(message_window)
+        assert sentence(window).startswith(said)
+    assert not window.session.queue.waiting
+    window.session.open_run(made_up_runs.make_run(places.runs_folder() / "ours", steps=3).path)
+    window.session.messages.withdraw(START)
+    assert not sentence(window)
 
 
-def test_a_problem_that_stopped_run_is_said_until_it_is_mended(message_window: Window, qtbot) -> None:
-    """“No reward function is ticked” stayed in the strip after Undo had ticked them again. No tick means the defaults
-    since."""
-    draft = message_window.session.draft
+def test_a_problem_that_stopped_run_is_said_until_it_is_mended(window: Window, qtbot) -> None:
+    draft = window.session.draft
     draft.update({"model": "a/b", "data": "a/b"})
     draft.set("reward_functions", ["no_such_reward"])
-    message_window.session.starter.start()
-    assert "reward function" in sentence(message_window)
-    message_window.undo()
-    qtbot.waitUntil(lambda: sentence(message_window) == "")
+    window.session.starter.start()
+    assert "reward function" in sentence(window)
+    window.undo()
+    qtbot.waitUntil(lambda: sentence(window) == "")
 
 
-def test_a_page_that_is_not_shown_cannot_take_the_keyboard(message_window: Window, qtbot) -> None:
-    """Rewards, Sample, then on Train a weight was edited, and Return, Down, Space collapsed the sidebar: the hidden
-    page had taken the focus for its Cancel button when the sampling ended."""
-    message_window.show_page("rewards")
-    message_window.show_page("train")
-    message_window.activateWindow()
-    qtbot.waitUntil(lambda: message_window.isActiveWindow())
-    field = message_window.pages["train"].form.fields["iters"].control
+def test_a_page_that_is_not_shown_cannot_take_the_keyboard(window: Window, qtbot) -> None:
+    """The hidden page took the focus for its Cancel button when the sampling ended."""
+    window.show()
+    window.show_page("rewards")
+    window.show_page("train")
+    window.activateWindow()
+    qtbot.waitUntil(lambda: window.isActiveWindow())
+    field = window.pages["train"].form.fields["iters"].control
     field.setFocus()
-    source = message_window.pages["rewards"].source
+    source = window.pages["rewards"].source
     for widget in (source.cancel, source.sample):
         widget.setFocus()
         assert QApplication.focusWidget() is field

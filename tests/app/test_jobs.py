@@ -56,7 +56,6 @@ def make_dialog(qtbot, **settings: Any) -> tuple[JobDialog, ServiceByHand]:
 
 
 def show_job(tmp_path: Path, window: Window, *, ending: str | None = None) -> RunFolder:
-    """A run with a job, shown by the window."""
     folder = made_up_runs.make_run(tmp_path / "runs" / "there", steps=12, ending=ending)
     write_job(folder, JOB)
     window.show_page("monitor")

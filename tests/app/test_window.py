@@ -107,7 +107,6 @@ def test_find_goes_to_the_search_of_the_page(qtbot: PatientQtBot, window: Window
 
 
 def test_the_focus_stays_on_the_page_when_its_button_is_disabled(window: Window, qtbot: PatientQtBot):
-    """It went to the button that collapses the sidebar."""
     window.show_page("sweeps")
     page = window.pages["sweeps"]
     with qtbot.waitActive(window):
@@ -315,7 +314,6 @@ def test_two_windows_autosave_to_files_of_their_own(tmp_path: Path, qapp):
 
 
 def test_settings_of_a_run(window: Window):
-    """Nothing is asked, as Undo brings the form back."""
     run, draft = make_run_folder("old"), window.session.draft
     run.config.write_text("model: a/b\ndata: a/b\nseed: 3\nrun_name: old\n")
     draft.set("seed", 9)
@@ -401,8 +399,6 @@ def test_without_a_display_the_demo_runs_in_the_terminal(monkeypatch, capsys):
 
 
 def test_an_override_that_fails_ends_no_window(qtbot: PatientQtBot):
-    """PySide ended the process on Python 3.11."""
-
     class Page(QWidget):
         def showEvent(self, event: QShowEvent) -> None:
             max(0, "a")  # pyright: ignore
