@@ -310,7 +310,8 @@ class ConfigFiles(QObject):
         return self._save_to(path) if path is not None else self.save_as()
 
     def save_as(self) -> bool:
-        path = self.choose_save_path()
+        old = self.session.draft.path
+        path = save_file(self._window, "config", "Save config", old.name if old else "config.yaml", YAML, old)
         return self._save_to(path) if path is not None else False
 
     def _save_to(self, path: Path) -> bool:
@@ -328,7 +329,7 @@ class ConfigFiles(QObject):
     def export_for_mlx_lm_lora(self) -> None:
         with problems_to(self.session.messages.say):
             text, missing = mlx_lm_lora_yaml(self.session.draft.config())
-            if path := self.choose_export_path():
+            if path := save_file(self._window, "config", "Export for mlx-lm-lora", "mlx-lm-lora.yaml", YAML):
                 save_as(path, text)
                 left = f" Left out, as mlx-lm-lora has no such setting: {', '.join(missing)}." if missing else ""
                 self.session.messages.say(f"Wrote {path.name}.{left}")
@@ -336,7 +337,7 @@ class ConfigFiles(QObject):
     def export_for_trl(self) -> None:
         with problems_to(self.session.messages.say):
             text = dump(self.session.draft.config())
-            if (parent := self.choose_trl_folder()) is None:
+            if (parent := open_folder(self._window, "export", "Folder to put the folder for TRL into")) is None:
                 return
             own = self.session.draft.path
             file = Path(tempfile.mkdtemp(prefix="for-trl-")) / f"{own.stem if own else 'settings'}.yaml"
@@ -370,23 +371,8 @@ class ConfigFiles(QObject):
     def _may_replace_form(self) -> bool:
         if not self.session.draft.dirty:
             return True
-        answer = self.ask_about_edits()
+        answer = ask(self._window, "Save the changes to this config?", "They are lost otherwise.", SAVING)
         return self.save() if answer == "save" else answer == "discard"
-
-    # Questions: one method each, which tests replace by an answer
-
-    def choose_save_path(self) -> Path | None:
-        path = self.session.draft.path
-        return save_file(self._window, "config", "Save config", path.name if path else "config.yaml", YAML, path)
-
-    def choose_export_path(self) -> Path | None:
-        return save_file(self._window, "config", "Export for mlx-lm-lora", "mlx-lm-lora.yaml", YAML)
-
-    def choose_trl_folder(self) -> Path | None:
-        return open_folder(self._window, "export", "Folder to put the folder for TRL into")
-
-    def ask_about_edits(self) -> str:
-        return ask(self._window, "Save the changes to this config?", "They are lost otherwise.", SAVING)
 
 
 class HelpMenu(QObject):

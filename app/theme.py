@@ -158,9 +158,9 @@ def apply(app: QApplication, mode: str = "system") -> None:
     numbers = QLocale.c()  # typed as in a config, also on a German desktop: 1200, 0.5
     numbers.setNumberOptions(QLocale.NumberOption.RejectGroupSeparator | QLocale.NumberOption.OmitGroupSeparator)
     QLocale.setDefault(numbers)
-    first = not _current["is_connected"]
-    _current.update(mode=mode, is_connected=True)
-    if first:
+    _current["mode"] = mode
+    if not _current["is_connected"]:
+        _current["is_connected"] = True
         changed = QGuiApplication.styleHints().colorSchemeChanged
         changed.connect(lambda _scheme: _current["is_applying"] or _restyle(app))
         if sys.platform != "darwin":

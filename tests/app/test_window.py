@@ -243,7 +243,7 @@ def test_recent_files_lists_existing_files_newest_first(window: Window, tmp_path
         (tmp_path / f"{name}.yaml").write_text("model: a/b\ndata: a/b\n")
         window.files.open_path(tmp_path / f"{name}.yaml")
     (tmp_path / "gone.yaml").unlink()
-    monkeypatch.setattr(window.files, "choose_save_path", lambda: tmp_path / "saved.yaml")
+    monkeypatch.setattr(menus, "save_file", lambda *_: tmp_path / "saved.yaml")
     window.menus["save_as"].trigger()
     menu = window.menus.recent
     menu.aboutToShow.emit()
@@ -257,7 +257,7 @@ def test_recent_files_lists_existing_files_newest_first(window: Window, tmp_path
 
 def test_export_for_mlx_lm_lora_names_the_settings_left_out(window: Window, tmp_path: Path, monkeypatch):
     window.session.draft.update({"model": "a/b", "data": "a/b", "scale_rewards": "none"})
-    monkeypatch.setattr(window.files, "choose_export_path", lambda: tmp_path / "theirs.yaml")
+    monkeypatch.setattr(menus, "save_file", lambda *_: tmp_path / "theirs.yaml")
     window.menus["export_config"].trigger()
     said = "Wrote theirs.yaml. Left out, as mlx-lm-lora has no such setting: scale_rewards."
     assert window.strip.sentence.text() == said
@@ -275,7 +275,7 @@ def told_by_the_verb(*words: str) -> list[str]:
 def test_export_for_trl(window: Window, tmp_path: Path, monkeypatch, qtbot):
     monkeypatch.setattr(menus, "backend_command", told_by_the_verb)
     window.session.draft.update({"model": "a/b", "data": "a/b", "optimizer": "muon"})
-    monkeypatch.setattr(window.files, "choose_trl_folder", lambda: tmp_path)
+    monkeypatch.setattr(menus, "open_folder", lambda *_: tmp_path)
     window.menus["export_for_trl"].trigger()
     qtbot.waitUntil(lambda: window.strip.sentence.text().startswith("Wrote"))
     said = f"Wrote {tmp_path / 'settings-trl'}. Not carried over: optimizer; its README.md says what stands in."
@@ -330,8 +330,8 @@ def test_unsaved_edits(window: Window, tmp_path: Path, monkeypatch, answer: str,
     (tmp_path / "other.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
     window.session.draft.set("seed", 9)
     assert window.isWindowModified()
-    monkeypatch.setattr(window.files, "ask_about_edits", lambda: answer)
-    monkeypatch.setattr(window.files, "choose_save_path", lambda: tmp_path / "kept.yaml")
+    monkeypatch.setattr(menus, "ask", lambda *_: answer)
+    monkeypatch.setattr(menus, "save_file", lambda *_: tmp_path / "kept.yaml")
     window.files.open_path(tmp_path / "other.yaml")
     assert window.session.draft.value("seed") == seed
     assert (tmp_path / "kept.yaml").exists() is (answer == "save")
