@@ -26,7 +26,7 @@ from backend.utils import documents
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular, reason
 from backend.utils.machine import machine_bytes
-from backend.utils.text import quote
+from backend.utils.text import quote, reason_of
 
 Row = dict[str, Any]
 Rows = Sequence[Row]  # rows of a split: a list or lazy rows. Readers index single rows or iterate once in order.
@@ -53,12 +53,6 @@ def kind_of_path(path: Path, setting: str = "data") -> Literal["file", "folder",
     return "file"
 
 
-def first_line(error: BaseException) -> str:
-    """First line of an exception's message, or its class name."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{quote(lines[0].rstrip('.'), 90)}."
-
-
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     try:
@@ -71,7 +65,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise UserError("data", f"{quote(path, PATH)} is larger than the memory that is free.") from None
     except Exception as error:
         if path.suffix.lower() == ".parquet":  # pyarrow raises anything: odd dates, broken text and pages
-            why = f" as parquet: {first_line(error)}"
+            why = f" as parquet: {reason_of(error)}."
         elif isinstance(error, OSError):
             why = f": {reason(error)}."
         else:

@@ -12,14 +12,14 @@ from jinja2 import TemplateError
 
 from backend.config.row_settings import prompt_limit
 from backend.config.setting import PromptSettings
-from backend.data.files import LazyRows, Row, Rows, first_line
+from backend.data.files import LazyRows, Row, Rows
 from backend.data.images import placed, with_paths
 from backend.data.rows import row_name, shown_source
 from backend.runs.start_progress import telling
 from backend.tools.host import NO_TOOLS, ToolSchemas, environment_name
 from backend.types import Problem, content_text, image_paths, is_chat
 from backend.utils.errors import UserError
-from backend.utils.text import quote
+from backend.utils.text import quote, reason_of
 
 Messages = list[dict[str, Any]]  # chat messages: [{"role": …, "content": …}, …], as in `Problem`
 
@@ -69,7 +69,7 @@ def tokenize_if_fits(
         raise UserError(error.faults[0].setting, f"In {where}: {error.faults[0].sentence}") from error
     except Exception as error:  # of any kind: templates call raise_exception, divide by zero, recurse
         verb = "refuses" if isinstance(error, TemplateError) else "fails for"
-        why = f"The model's chat template {verb} {where}: {first_line(error)}"
+        why = f"The model's chat template {verb} {where}: {reason_of(error)}."
         raise UserError("prompt_feature", why) from None
 
 

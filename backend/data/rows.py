@@ -20,7 +20,6 @@ from backend.data.files import (
     LazyRows,
     Row,
     Rows,
-    first_line,
     kind_of_path,
     read_file,
     read_head,
@@ -32,7 +31,7 @@ from backend.runs.start_progress import telling
 from backend.types import IMAGES
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
-from backend.utils.text import quote
+from backend.utils.text import quote, reason_of
 
 SPLITS = ("train", "valid", "test")
 SPLIT_NAMES = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
@@ -242,7 +241,7 @@ class HubRows(LazyRows):
         try:
             return dict(self._dataset[index])
         except Exception as error:  # `datasets` raises anything at all
-            raise UserError("data", f"Row {index + 1:,} of the dataset cannot be read: {first_line(error)}") from error
+            raise UserError("data", f"Row {index + 1:,} of the dataset cannot be read: {reason_of(error)}.") from error
 
 
 def find_splits(
@@ -298,7 +297,7 @@ def find_splits(
         if isinstance(error, DatasetGenerationError):
             error = error.__cause__ or error  # which names the row
         there = f"There is no file or folder {quote(name, 50)}, and Hugging Face's dataset of that name"
-        raise UserError(setting, f"{there} cannot be loaded: {quote(first_line(error).rstrip('.'), 60)}.") from error
+        raise UserError(setting, f"{there} cannot be loaded: {quote(reason_of(error), 60)}.") from error
 
 
 @dataclass(frozen=True, slots=True)

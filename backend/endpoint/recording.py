@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.data.files import first_line
 from backend.endpoint.sessions import FILE
 from backend.runs.events import JsonLines, read_events
 from backend.sampling.sampler import Sampling
@@ -24,7 +23,7 @@ from backend.types import Completion, content_text
 from backend.utils import file_lock
 from backend.utils.disk import writing
 from backend.utils.errors import UserError
-from backend.utils.text import quote
+from backend.utils.text import quote, reason_of
 
 Message = dict[str, Any]
 
@@ -96,7 +95,7 @@ class Recorder:
                 return before.ids() + added[before.has_ended :]
             except Exception as error:  # of any kind: a template without ends of turns, or one that refuses messages
                 if not self._has_told:
-                    self._note(f"The chat template cannot continue a turn, so a part begins: {first_line(error)}")
+                    self._note(f"The chat template cannot continue a turn, so a part begins: {reason_of(error)}.")
                 self._has_told = True
         return rendered()
 

@@ -30,7 +30,7 @@ from backend.models.hub import config_file
 from backend.models.loading import fetch, open_weights, read_weights
 from backend.models.model_folder import check_config, header_of
 from backend.models.policy import QUANTIZATION, is_quantised, quantize
-from backend.models.tokenizers import load_tokenizer, reason_of
+from backend.models.tokenizers import load_tokenizer
 from backend.rewards.calls import Failure, Poll, RewardError
 from backend.rewards.catalogue import RewardCall
 from backend.rewards.registry import FunctionDescription
@@ -39,7 +39,7 @@ from backend.types import Group, content_text
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_folder, user_path
 from backend.utils.safetensors import StoredArray
-from backend.utils.text import quote
+from backend.utils.text import quote, reason_of
 
 SETTING = "reward_functions"
 BITS = (4, 8)

@@ -27,11 +27,11 @@ from backend.models.architectures import is_text_part, language_model, mlx_lm_se
 from backend.models.hub_client import hub_errors
 from backend.models.inventory import is_incomplete
 from backend.models.model_folder import check_arrays, check_config
-from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
+from backend.models.tokenizers import is_panic, load_tokenizer
 from backend.runs.start_progress import DownloadListener, telling
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder, split_revision
-from backend.utils.text import quote
+from backend.utils.text import quote, reason_of
 
 TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?|^(?=lm_head\.)")
 """Prefixes of the text model's arrays, as transformers and mlx-vlm write them; the others are the vision tower's."""

@@ -28,13 +28,13 @@ from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
 from backend.models.adapters import ADAPTER_ENDS, SIXTEEN_BIT_TYPES, attach_adapters, lora_parameters, without_adapters
 from backend.models.loading import check_runs, open_model, read_weights
 from backend.models.model_folder import PATH, check_adapter, check_adapter_config, header_of
-from backend.models.tokenizers import reason_of, run_tokenizer, with_end_tokens
+from backend.models.tokenizers import run_tokenizer, with_end_tokens
 from backend.runs.saved_weights import SETTING, AdapterSource, adapter_settings, find_adapter
 from backend.types import Problem
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
 from backend.utils.hub_cache import local_folder
-from backend.utils.text import quote, shown_path
+from backend.utils.text import quote, reason_of, shown_path
 from backend.vision.tokenizer import with_vision
 
 if TYPE_CHECKING:

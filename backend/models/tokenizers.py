@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from backend.utils.errors import UserError
 from backend.utils.files import is_file, is_folder, user_path
 from backend.utils.hub_cache import local_folder, split_revision
-from backend.utils.text import quote, shown_path
+from backend.utils.text import quote, reason_of, shown_path
 
 if TYPE_CHECKING:
     import mlx.nn as nn
@@ -53,13 +53,6 @@ def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = No
 def is_panic(error: BaseException) -> bool:
     """True for a Rust panic in `tokenizers`, a BaseException without a public class."""
     return type(error).__name__ == "PanicException"
-
-
-def reason_of(error: BaseException, text: str | None = None) -> str:
-    """First line of an error message for the end of a sentence; with the second after a colon."""
-    lines = (text or str(error)).strip().splitlines() or [type(error).__name__]
-    first = " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])
-    return quote(first.rstrip(".: "), 90)
 
 
 def tokenizer_folder(name: str) -> Path:

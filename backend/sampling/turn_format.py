@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from backend.data.files import first_line
 from backend.data.problems import apply_chat_template, has_chat_template, tokenizer_lock
 from backend.types import ToolCall, ToolResult
+from backend.utils.text import reason_of
 
 JSON_ONLY = {"start_anchor": "-", "fields": {"calls": {"content": "json"}}}
 """A response template of transformers that reads calls as JSON, to have their arguments typed by schema."""
@@ -41,7 +41,7 @@ class TurnFormat:
             prompt = apply_chat_template([user], tokenizer, {**self._variables, "tools": [schema]})
             suffix = self._decode(self.suffix([ToolResult("dummy", RESULT)]))
         except Exception as error:  # of any kind: a template raises, divides by zero, adds text to a number
-            return f"its chat template cannot render a call and its result: {first_line(error)}"
+            return f"its chat template cannot render a call and its result: {reason_of(error)}."
         if CALL not in self._decode(prompt):
             return "its chat template does not show tools to the model"
         if RESULT not in suffix:

@@ -93,6 +93,13 @@ def shorten(sentence: str) -> str:
     return one_line(" ".join(words) if words else sentence, LONGEST)
 
 
+def reason_of(error: BaseException, text: str | None = None) -> str:
+    """First line of an error message for the end of a sentence; with the second after a colon."""
+    lines = (text or str(error)).strip().splitlines() or [type(error).__name__]
+    first = " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])
+    return quote(first.rstrip(".: "), 90)
+
+
 def about_path(path: object, rest: str) -> str:
     """A sentence of at most SENTENCE characters that begins with a path."""
     return shown_path(str(path), min(PATH_SHOWN, SENTENCE - len(rest))) + rest

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from backend.models.tokenizers import NO_CODE, reason_of
+from backend.models.tokenizers import NO_CODE
 from backend.types import image_paths
 from backend.utils.errors import UserError
-from backend.utils.text import quote
+from backend.utils.text import quote, reason_of
 from backend.vision.pictures import open_picture, picture_size
 
 INSTALL = 'pip install "grpo-studio[vision]"'

@@ -11,10 +11,9 @@ import numpy as np
 from mlx.utils import tree_map
 
 from backend.engine.images import PromptImages, use_rotations
-from backend.models.tokenizers import reason_of
 from backend.types import Problem
 from backend.utils.errors import UserError
-from backend.utils.text import quote
+from backend.utils.text import quote, reason_of
 
 if TYPE_CHECKING:
     from backend.vision.tokenizer import VisionTokenizer
