@@ -34,7 +34,7 @@ from backend.models.adapters import array_names
 from backend.models.architectures import mlx_lm_settings
 from backend.models.inventory import is_incomplete
 from backend.models.loading import loading, model_classes
-from backend.models.model_folder import header_of
+from backend.models.model_folder import header_of, read_object
 from backend.models.tokenizers import load_tokenizer, with_end_tokens
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder, split_revision
@@ -63,7 +63,7 @@ class OriginalFiles:
 
     @property
     def config(self) -> dict[str, Any]:
-        return _config(self.folder)
+        return read_object(self.folder / "config.json", "model")
 
     def arrays(self) -> dict[str, mx.array]:
         """All tensors by original name, lazily."""
@@ -131,7 +131,7 @@ def converted_from(base: Path, name: str) -> tuple[str | None, int]:
     while folder is not None and _is_converted(folder) and tries:
         called, tries = _named_by_card(folder, called), tries - 1
         folder = local_folder(called)
-    packed = _config(base).get("quantization") or {}
+    packed = read_object(base / "config.json", "model").get("quantization") or {}
     return (None if called == name else called), int(packed.get("bits", 0))
 
 
@@ -147,13 +147,9 @@ def trained_on_original(trained: TrainedWeights, fetch: Fetch | None = None) -> 
     return trained if trained.adapters is None else replace(trained, base=folder, quantization="none"), original
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-
-
 def _is_converted(folder: Path) -> bool:
-    card = card_of(folder)
-    return "quantization" in _config(folder) or bool(card.get("library_name") == "mlx" and card.get("base_model"))
+    card, config = card_of(folder), read_object(folder / "config.json", "model")
+    return "quantization" in config or bool(card.get("library_name") == "mlx" and card.get("base_model"))
 
 
 def _named_by_card(folder: Path, name: str, fetch: Fetch | None = None) -> str:
