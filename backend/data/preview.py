@@ -136,16 +136,15 @@ def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
     """Dataset summary for the page, with problems if it cannot be read. {form, splits {split: {rows, about, source,
     unanswered, repeated}}, names, columns, likely, faults, notes, written}. `about`: estimated rows of a large file,
     else None."""
-    form, written = form_of(config.data), list[tuple[str, int, int]]()
-    known: dict[str, Any] = {"form": form, "names": [], "splits": {}, "columns": [], "likely": {}, "notes": []}
+    known: dict[str, Any] = {"form": form_of(config.data), "names": [], "splits": {}, "columns": [], "likely": {}}
+    known |= {"faults": [], "notes": [], "written": []}
     try:
-        written = _written(user_path(config.data, "data"))
-        known |= {"faults": [], "written": written}
-        if form == "folder":
-            known["names"] = list(dict.fromkeys(Path(name).stem for name, _, _ in written))
+        known["written"] = _written(user_path(config.data, "data"))
+        if known["form"] == "folder":
+            known["names"] = list(dict.fromkeys(Path(name).stem for name, _, _ in known["written"]))
         opened = open_dataset(config, map_rows)
     except UserError as error:
-        return known | {"faults": [fault.to_dict() for fault in error.faults], "written": written}
+        return known | {"faults": [fault.to_dict() for fault in error.faults]}
     present = [split for split in SPLITS if opened.rows(split)]
     columns = columns_of([opened.rows(split) for split in present])
     by_split = (check_columns(opened.rows(split), config, opened.source_of(split, config.data)) for split in present)
