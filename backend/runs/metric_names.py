@@ -52,13 +52,11 @@ def measure_of(names: Container[str]) -> str:
     return next((metric for metric in MEASURES if metric in names), "reward")
 
 
-OTHER_NAMES = {
-    "completion_length": "completions/mean_length",
+_OUR_NAMES = {name: ours for ours, name in TRL_NAMES.items()} | {
+    "completion_length": "completions/mean_length",  # in earlier versions of TRL and in our exports
     "clip_ratio": "clip_ratio_total",
     "reward_std_over_step": "reward_std",
 }
-"""Names in earlier versions of TRL and in our exports → our name."""
-_OUR_NAMES = {name: ours for ours, name in TRL_NAMES.items()} | OTHER_NAMES
 _OF_REWARD = re.compile(r"rewards?/(.+)/(mean|std)")
 _ONE_OF_REWARD = re.compile(r"rewards?/([^/]+)")  # the mean, in earlier versions of TRL
 

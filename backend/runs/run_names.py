@@ -35,7 +35,6 @@ _DEFAULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
 """A folder's default name: model and kind of training, timestamp, and a number if that name existed already."""
 _CLONE = re.compile(r".+-from-\d+(-\d+)?")
 _MEMBER = re.compile(r"(.+)-\d+-seed(\d+)")
-_SPLIT_NAMES = ("data", "dataset", "train")
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -104,7 +103,7 @@ def short_data(data: Any) -> str:
     """“sums” for a file sums.csv, for a folder of that name, and for somebody/sums of the Hub."""
     path = Path(str(data or ""))
     stem = path.stem if path.suffix else path.name
-    return (path.parent.name if stem.lower() in _SPLIT_NAMES else stem) or "run"
+    return (path.parent.name if stem.lower() in ("data", "dataset", "train") else stem) or "run"
 
 
 def setting_text(key: str, value: Any) -> str:
