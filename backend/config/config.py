@@ -80,7 +80,6 @@ PATHS = (*(key for key, about in SETTINGS.items() if about.kind in FILES), "outp
 
 
 def keys_used_by(*uses: Use) -> tuple[str, ...]:
-    """Keys of the settings tagged with any of these uses, in the order of the form."""
     return tuple(key for key, about in SETTINGS.items() if set(uses) & set(about.used_by))
 
 
@@ -246,8 +245,14 @@ def valid_value(key: str, value: Any) -> Any:
     if not sentence:
         try:
             value = _adapter(key).validate_python(value)
-        except ValidationError as error:
-            sentence = _expected(about, error.errors()[0], value)
+        except ValidationError as invalid:
+            error: Any = invalid.errors()[0]
+            expected = _EXPECTED.get(about.kind, "text")
+            if error["type"] in _LIMITS:
+                word, limit = _LIMITS[error["type"]]
+                number = error["ctx"][limit]
+                expected = f"{word} {int(number) if number == int(number) else f'{number:g}'}"
+            sentence = f"must be {expected}, not {str(value).lower() if isinstance(value, bool) else _quoted(value)}"
     if sentence:
         raise UserError(key, f"{about.label} {sentence}.")
     if about.kind in FILES or (about.kind == "text" and key.endswith("_split")):
@@ -283,15 +288,6 @@ _EXPECTED = {
     "mapping": "a mapping",
     "stages": "a list of stages",
 }
-
-
-def _expected(about: Setting, error: Any, value: Any) -> str:
-    what = _EXPECTED.get(about.kind, "text")
-    if error["type"] in _LIMITS:
-        word, limit = _LIMITS[error["type"]]
-        number = error["ctx"][limit]
-        what = f"{word} {int(number) if number == int(number) else f'{number:g}'}"
-    return f"must be {what}, not {str(value).lower() if isinstance(value, bool) else _quoted(value)}"
 
 
 def _quoted(value: Any) -> str:

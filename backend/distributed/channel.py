@@ -181,7 +181,7 @@ class Connection:
         connection: socket.socket,
         rank: int,
         take: Callable[[ChannelMessage], None],
-        lost: Callable[[str], None],
+        lost: Callable[[str], object],
         pulse: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._socket, self._rank = connection, rank
@@ -191,10 +191,8 @@ class Connection:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._writer = threading.Thread(target=self._write, daemon=True, name="channel writer")
-
-    def start(self) -> None:
-        threading.Thread(target=self._read, daemon=True, name="channel reader").start()
         self._writer.start()
+        threading.Thread(target=self._read, daemon=True, name="channel reader").start()
 
     def send(self, frame: bytes) -> None:
         self._outbox.put(frame)
@@ -291,18 +289,11 @@ class LeaderChannel:
         self._failure: LostRankError | WorkerError | None = None
         self._failing = threading.Lock()
         self._pulses: dict[int, dict[str, int]] = {}
-
-        def lost(rank: int, why: str) -> None:
-            self._fail(LostRankError(self.machines[rank], why))
-
         self._connections = {
-            rank: Connection(each, rank, self._take, partial(lost, rank)) for rank, each in connections.items()
+            rank: Connection(each, rank, self._take, partial(self._lost, rank)) for rank, each in connections.items()
         }
-        for each in self._connections.values():
-            each.start()
 
     def send(self, rank: int, kind: str, **body: Any) -> None:
-        """Queue a message to a worker."""
         self._connections[rank].send(encode(kind, body))
 
     def send_to_all(self, kind: str, **body: Any) -> None:
@@ -330,7 +321,7 @@ class LeaderChannel:
 
     def give_up(self, rank: int, why: str) -> NoReturn:
         """Count a worker as lost whose connection lives. Raises LostRankError, or what was known before."""
-        raise self._fail(LostRankError(self.machines[rank], why))
+        raise self._lost(rank, why)
 
     def close(self) -> None:
         for each in self._connections.values():
@@ -345,6 +336,9 @@ class LeaderChannel:
             self._fail(WorkerError(self.machines[message.rank], **message.body))
         elif message.kind != GOODBYE:
             self._inbox.put(message)
+
+    def _lost(self, rank: int, why: str) -> LostRankError | WorkerError:
+        return self._fail(LostRankError(self.machines[rank], why))
 
     def _fail(self, failure: LostRankError | WorkerError) -> LostRankError | WorkerError:
         with self._failing:
@@ -365,10 +359,8 @@ class WorkerChannel:
         self._leaving = threading.Timer(GOODBYE_PATIENCE_S, lambda: self._end_process("has closed the channel"))
         self._leaving.daemon = True
         self._connection = Connection(connection, 0, self._take, self._end_process, ranks.pulse)
-        self._connection.start()
 
     def send(self, kind: str, **body: Any) -> None:
-        """Queue a message to the leader."""
         self._connection.send(encode(kind, body))
 
     def receive(self) -> ChannelMessage:
@@ -376,7 +368,6 @@ class WorkerChannel:
         return self._inbox.get()
 
     def fault(self, error: BaseException) -> None:
-        """Send the error to the leader, and hang up."""
         if isinstance(error, UserError):
             told = {"sentence": " ".join(fault.sentence for fault in error.faults)}
         elif (gpu := gpu_error(error)) is not None:

@@ -206,7 +206,6 @@ def plan_machines(config: Config) -> tuple[HostsFile, BackendChoice]:
 
 
 def require_one_machine(config: Config, what: str) -> None:
-    """Raise UserError where a hosts file is set; `what` begins the sentence."""
     if config.hosts:
         raise UserError("hosts", f"{what} trains on this machine alone; take the hosts file out of the settings.")
 
@@ -329,7 +328,6 @@ def copy_model(
 
 
 def main(_arguments: Sequence[str] = ()) -> int:
-    """On a machine that is checked: answer one request."""
     out = claim_stdout()
     request = json.loads(sys.stdin.buffer.readline())
     end_with_stdin()  # the main thread may be in a call that never returns

@@ -48,7 +48,6 @@ class RankPaces:
         self._rounds[rank].append((completions, max(seconds, 1e-9)))
 
     def assume_faster(self, rank: int) -> None:
-        """It got nothing to do."""
         self._rounds[rank] = deque([(n, IDLE_GAIN * s) for n, s in self._rounds[rank]], ROUNDS)
 
     @property
@@ -90,7 +89,6 @@ class PromptScheduler:
         self._free_at = [0.0] * paces.size  # when each rank should be done
 
     def take(self, rank: int, now: float) -> range:
-        """The next prompts for a free rank; may be empty."""
         count = self._count(rank, now)
         taken = range(self.prompts - self.left, self.prompts - self.left + count)
         if count:
@@ -170,7 +168,6 @@ class LearningReport:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which it computed."""
         return max(self.seconds - self.waited_s - self.summed_s, 1e-9)
 
 
@@ -197,9 +194,6 @@ class StepShares:
 
     def __init__(self) -> None:
         self._speeds: list[float] | None = None
-        self._begin()
-
-    def _begin(self) -> None:
         self._rounds: list[SampledRound] = []
         self._sampling_s, self._peak_gb = 0.0, 0.0
 
@@ -237,5 +231,5 @@ class StepShares:
                 NEW_SPEED * new + (1 - NEW_SPEED) * old if new else UNSEEN_GAIN * old
                 for new, old in zip(speeds, self._speeds or speeds, strict=True)
             ]
-        self._begin()
+        self._rounds, self._sampling_s, self._peak_gb = [], 0.0, 0.0
         return metrics

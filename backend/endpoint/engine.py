@@ -320,12 +320,11 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
 
 
 class Single:
-    """One answer that is decoded by itself."""
+    """One answer that is decoded by itself. `meanwhile` is called between pieces of the prompt."""
 
     def __init__(
         self, job: Job, sequence: CachedSequence, idle: dict[str, CachedSequence], meanwhile: Callable[[], None]
     ) -> None:
-        """`meanwhile` is called between pieces of the prompt."""
         self._job, self._sequence, self._idle, self._meanwhile = job, sequence, idle, meanwhile
         self._tokens: Generator[SampledToken] | None = None
         self._count = 0
