@@ -58,8 +58,7 @@ def test_a_default_is_valid_and_of_the_right_type(about: Setting) -> None:
     assert not sentences({about.key: value}, about.key)
     types = {"int": int, "float": float, "bool": bool, "mapping": dict}
     types |= dict.fromkeys(("list", "rewards", "numbers", "stages"), list)
-    type_ = bool if about.kind == "fact" else types.get(about.kind, str)
-    assert about.default is None or type(about.default) is type_
+    assert about.default is None or type(about.default) is types.get(about.kind, str)
     assert about.default is not None or about.optional
 
 
@@ -108,7 +107,7 @@ def test_a_value_of_another_type_is_refused_with_the_label(about: Setting) -> No
         | {"bool": ["perhaps", 2, [True]], "list": [5, [5], {"a": 1}], "rewards": [{"a": 1}, [[]]]}
         | {"numbers": [["heavy"], {"a": 1}, True], "mapping": ["a", [1]], "stages": ["a", [1], {"iters": 1}]}
     )
-    for value in odd.get(about.kind, [True, {"a": 1}] if about.kind not in ("choice", "fact") else []):
+    for value in odd.get(about.kind, [True, {"a": 1}] if about.kind != "choice" else []):
         faults = sentences({about.key: value}, about.key)
         assert len(faults) == 1, (value, faults)
         assert faults[0].startswith(f"{about.label} must be ") and faults[0].endswith(".")
@@ -212,36 +211,24 @@ def test_a_schedule_mapping_means_what_it_means_in_mlx_lm() -> None:
     assert parse(SOUND | {"lr_schedule": linear, "lr_warmup_steps": 7, "iters": 100}).lr_warmup_steps == 7
 
 
-@cases(
-    ("schedule", "key", "says"),
-    [
-        ({"arguments": [1e-4]}, "lr_schedule", "a mapping with a name and arguments"),
-        ({"name": "cosine_decay"}, "lr_schedule", "a list of at most three numbers"),
-        ({"name": "one_cycle", "arguments": [1e-4, 0.9]}, "lr_schedule", "it is one of constant, constant_with_"),
-        ({"name": "cosine_decay", "arguments": ["fast", 10]}, "learning_rate", "must be a number, not 'fast'"),
-        ({"name": "cosine_decay", "arguments": [1e-4, "soon"]}, "lr_decay_fraction", "must be a number, not 'soon'"),
-    ],
-)
-def test_an_invalid_schedule_mapping_is_refused(schedule: dict[str, Any], key: str, says: str) -> None:
-    assert says in one_sentence({"lr_schedule": schedule}, key)
-
-
-@cases(
-    ("raw", "key", "says"),
-    [
-        ({"dataset": ["a", "b"], "data": None}, "data", "2 datasets are listed; give exactly one."),
-        ({"dataset": "a/b"}, "data", "data is owner/rows and dataset is a/b; give one of them."),
-        ({"load_in_4bits": True, "load_in_8bits": True}, "quantization", "load_in_8bits makes it 8; give one of them."),
-        ({"load_in_4bits": True, "quantization": 8}, "quantization", "quantization is 8, and load_in_4bits makes it 4"),
-        ({"load_in_4bits": "flase"}, "load_in_4bits", "load_in_4bits must be true or false, not flase."),
-        ({"group_size": 4, "num_generations": 8}, "group_size", "group_size is 4 and num_generations is 8; give one"),
-        ({"rank": 8, "lora_parameters": {"rank": 16}}, "rank", "rank is 8, and lora_parameters makes it 16; give one"),
-        ({"lora_parameters": 8}, "lora_parameters", "must be a mapping"),
-    ],
-)
-def test_contradicting_keys_are_one_fault(raw: dict[str, Any], key: str, says: str) -> None:
-    """No second fault about a default that the user did not choose, and no silent choice between the two keys."""
-    assert says in one_sentence(raw, key)
+CONTRADICTING: list[tuple[dict[str, Any], str, str]] = [
+    ({"dataset": ["a", "b"], "data": None}, "data", "2 datasets are listed; give exactly one."),
+    ({"dataset": "a/b"}, "data", "data is owner/rows and dataset is a/b; give one of them."),
+    ({"load_in_4bits": True, "load_in_8bits": True}, "quantization", "load_in_8bits makes it 8; give one of them."),
+    ({"load_in_4bits": True, "quantization": 8}, "quantization", "quantization is 8, and load_in_4bits makes it 4"),
+    ({"load_in_4bits": "flase"}, "load_in_4bits", "load_in_4bits must be true or false, not flase."),
+    ({"group_size": 4, "num_generations": 8}, "group_size", "group_size is 4 and num_generations is 8; give one"),
+    ({"rank": 8, "lora_parameters": {"rank": 16}}, "rank", "rank is 8, and lora_parameters makes it 16; give one"),
+    ({"lora_parameters": 8}, "lora_parameters", "must be a mapping"),
+]
+"""No second fault about a default that the user did not choose, and no silent choice between the two keys."""
+SCHEDULES: list[tuple[dict[str, Any], str, str]] = [
+    ({"arguments": [1e-4]}, "lr_schedule", "a mapping with a name and arguments"),
+    ({"name": "cosine_decay"}, "lr_schedule", "a list of at most three numbers"),
+    ({"name": "one_cycle", "arguments": [1e-4, 0.9]}, "lr_schedule", "it is one of constant, constant_with_"),
+    ({"name": "cosine_decay", "arguments": ["fast", 10]}, "learning_rate", "must be a number, not 'fast'"),
+    ({"name": "cosine_decay", "arguments": [1e-4, "soon"]}, "lr_decay_fraction", "must be a number, not 'soon'"),
+]
 
 
 def test_an_unknown_key_is_a_fault_that_names_the_nearest() -> None:
@@ -258,13 +245,15 @@ def test_no_reward_function_means_the_defaults() -> None:
     assert parse(SOUND).reward_functions == list(DEFAULT_REWARDS) and parse(SOUND).weights == [1.0] * 5
     for empty in ("", [], "[]", None):
         assert parse(SOUND | {"reward_functions": empty}).reward_functions == list(DEFAULT_REWARDS)
-    assert "Reward weights: 2," in one_sentence({"reward_functions": [], "reward_weights": [1, 2]}, "reward_weights")
-    assert "listed twice" in one_sentence({"reward_functions": ["a", "a"]}, "reward_functions")
 
 
 @cases(
     ("raw", "key", "says"),
     [
+        *CONTRADICTING,
+        *(({"lr_schedule": schedule}, key, says) for schedule, key, says in SCHEDULES),
+        ({"reward_functions": [], "reward_weights": [1, 2]}, "reward_weights", "Reward weights: 2,"),
+        ({"reward_functions": ["a", "a"]}, "reward_functions", "listed twice"),
         ({"reward_weights": [1, 2]}, "reward_weights", "Reward weights: 2, reward functions: 5 (r1_acc"),
         ({"reward_weights": [0, 0, 0, 0, 0]}, "reward_weights", "Every reward weight is 0"),
         ({"reward_weights": [1, 1, 1, 1, math.nan]}, "reward_weights", "must be a number within ±1,000,000, not nan."),
@@ -429,20 +418,18 @@ def values_of(about: Setting) -> st.SearchStrategy[Any]:
         return st.floats(low, high, exclude_min=about.low_open, exclude_max=about.high_open)
     simple = st.booleans() | st.integers() | st.floats(allow_nan=False) | text | st.none()
     return (
-        {"bool": st.booleans(), "fact": st.booleans(), "list": st.lists(text, max_size=3)}
+        {"bool": st.booleans(), "list": st.lists(text, max_size=3)}
         | {"rewards": st.lists(text, max_size=3), "numbers": st.lists(st.floats(-9, 9), max_size=3)}
         | {"mapping": st.dictionaries(text, simple, max_size=3)}
         | {"stages": st.lists(st.fixed_dictionaries({"iters": st.integers(1, 9)}), max_size=2)}
     ).get(about.kind, text)
 
 
-def given_values_of(about: Setting) -> st.SearchStrategy[Any]:
-    """As they may stand in a file: empty text too, where that is a value."""
-    return values_of(about) | st.just("") if about.optional else values_of(about)
-
-
+IN_A_FILE = {  # empty text too, where that is a value
+    key: values_of(about) | st.just("") if about.optional else values_of(about) for key, about in SETTINGS.items()
+}
 SOME = st.sets(st.sampled_from([*SETTINGS]), max_size=40).flatmap(
-    lambda keys: st.fixed_dictionaries({key: given_values_of(SETTINGS[key]) for key in sorted(keys)})
+    lambda keys: st.fixed_dictionaries({key: IN_A_FILE[key] for key in sorted(keys)})
 )
 
 
