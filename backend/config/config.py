@@ -210,7 +210,13 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProble
     translated = translation.values
     faults += translation.faults
     untranslated = {fault.setting for fault in faults}
-    faults += [ConfigProblem(key.strip() or "config", _unknown(key)) for key in translated if key not in SETTINGS]
+    for key in [key for key in translated if key not in SETTINGS]:
+        if not key.strip():
+            faults.append(ConfigProblem("config", "A setting has no name."))
+            continue
+        near = nearest(key, [*SETTINGS, *FOREIGN_WORDS])
+        advice = f" Did you mean {near}?" if near else ""
+        faults.append(ConfigProblem(key, f"There is no setting {quote(key, 40)}.{advice}"))
     values: dict[str, Any] = {}
     for key, about in SETTINGS.items():
         if key not in untranslated:
@@ -292,10 +298,3 @@ _EXPECTED = {
 
 def _quoted(value: Any) -> str:
     return f"'{quote(value, 60)}'" if isinstance(value, str) else quote(value, 60)
-
-
-def _unknown(key: str) -> str:
-    if not key.strip():
-        return "A setting has no name."
-    near = nearest(key, [*SETTINGS, *FOREIGN_WORDS])
-    return f"There is no setting {quote(key, 40)}." + (f" Did you mean {near}?" if near else "")

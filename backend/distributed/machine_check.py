@@ -428,10 +428,7 @@ def findings_of(report: MachineReport, model: str = "", model_is_hub_id: bool = 
     others = {machine.ssh: machine for machine in reversed(report.machines[1:]) if not machine.is_here}
     for machine in others.values():
         if here is not None and machine.facts is not None:
-            about = [
-                *_differences(machine.label, here, machine.facts, report.backend),
-                *_model_findings(machine.label, here, machine.facts, model, model_is_hub_id),
-            ]
+            about = _differences(machine.label, here, machine.facts, report.backend, model, model_is_hub_id)
             found += [MachineFinding(level, machine.rank, sentence) for level, sentence in about]
     names = [report.machines[0].ssh if machine.is_here else machine.ssh for machine in report.machines]
     for name in dict.fromkeys(names):
@@ -442,10 +439,9 @@ def findings_of(report: MachineReport, model: str = "", model_is_hub_id: bool = 
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
-Found = Iterator[tuple[Level, str]]
-
-
-def _differences(name: str, here: MachineFacts, there: MachineFacts, backend: str) -> Found:
+def _differences(
+    name: str, here: MachineFacts, there: MachineFacts, backend: str, model: str, is_hub_id: bool
+) -> Iterator[tuple[Level, str]]:
     if here.grpo_studio != there.grpo_studio:
         versions = f"{quote(there.grpo_studio, 20)}, here is {here.grpo_studio}"
         yield "refuse", f"{name} has GRPO Studio {versions}. Install the same version on both."
@@ -474,9 +470,6 @@ def _differences(name: str, here: MachineFacts, there: MachineFacts, backend: st
     if backend.startswith("jaccl") and not there.rdma_devices:
         needs = "It needs Thunderbolt 5, macOS 26.2 or later, and rdma_ctl enable in Recovery."
         yield "refuse", f"{name} shows no RDMA devices. {needs}"
-
-
-def _model_findings(name: str, here: MachineFacts, there: MachineFacts, model: str, is_hub_id: bool) -> Found:
     if there.has_reward_file is False:
         yield "info", f"{name} has no reward file: its text is sent. Modules beside it are not, so copy those."
     if not model or not here.model or there.model == here.model:

@@ -89,19 +89,9 @@ class PromptScheduler:
         self._free_at = [0.0] * paces.size  # when each rank should be done
 
     def take(self, rank: int, now: float) -> range:
-        count = self._count(rank, now)
-        taken = range(self.prompts - self.left, self.prompts - self.left + count)
-        if count:
-            self.left -= count
-            self._free_at[rank] = now + self._seconds(rank, count)
-        return taken
-
-    def is_free(self, rank: int, now: float) -> None:
-        self._free_at[rank] = now
-
-    def _count(self, rank: int, now: float) -> int:
+        start = self.prompts - self.left
         if not self.left:
-            return 0
+            return range(start, start)
         self._free_at[rank] = now
         free_at = [max(at, now) for at in self._free_at]
         paces = [self._paces[other] for other in range(self._paces.size)]
@@ -118,17 +108,22 @@ class PromptScheduler:
             done = sum(done_by(end, other) for other in range(self._paces.size))
             low, high = (end, high) if done < self.left else (low, end)
         even = done_by(high, rank)
-        count = round(even)
+        count, share = round(even), FIRST_SHARE if self._paces.are_known else UNKNOWN_SHARE
+        later, pace = (1 - share) * even, paces[rank]
         if not count:  # a single one may be better off here all the same, if nobody would end it earlier
             ends = [at + self._seconds(other, 1) for other, at in enumerate(free_at)]
-            return int(min(range(self._paces.size), key=lambda other: (ends[other], other)) == rank)
-        share = FIRST_SHARE if self._paces.are_known else UNKNOWN_SHARE
-        later, pace = (1 - share) * even, paces[rank]
-        # Another round would last longer by more than it would even out: it pays the fixed time again, and its longest
-        # completion.
-        if later < 1 or later * self._each * pace.each_s < pace.fixed_s:
-            return min(count, self.left)
-        return min(max(1, int(share * even)), self.left)
+            count = int(ends.index(min(ends)) == rank)
+        elif later >= 1 and later * self._each * pace.each_s >= pace.fixed_s:
+            # Else another round would last longer by more than it would even out: it pays the fixed time again, and
+            # its longest completion.
+            count = max(1, int(share * even))
+        if count := min(count, self.left):
+            self.left -= count
+            self._free_at[rank] = now + self._seconds(rank, count)
+        return range(start, start + count)
+
+    def is_free(self, rank: int, now: float) -> None:
+        self._free_at[rank] = now
 
     def _seconds(self, rank: int, prompts: int) -> float:
         return self._paces[rank].seconds(self._each * prompts)

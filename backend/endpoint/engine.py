@@ -251,18 +251,16 @@ class Lane:
             self._reported[place], stop = end, int(self._outputs.stop[place])
             new = [SampledToken(*each) for each in zip(*self._outputs.arrays(place, start), strict=True)]
             job.tell(new, REASONS[stop] if stop >= 0 else None)
-            if stop >= 0:
-                del self._jobs[place]
-                self._keep(job, place)
+            if stop < 0:
+                continue
+            # The answer has ended. The next prompt of its conversation begins with it.
+            del self._jobs[place]
+            tokens = job.prompt + self._outputs.tokens(place)[:-1]  # the last token may not have been read
+            if REUSED < len(tokens) <= self._prefixes.most_bytes // self.model.bytes_per_token:
+                rows = self._scheduler.rows
+                (row,) = np.flatnonzero(rows.index == place)
+                self._prefixes.add(self.model.name, tokens, ParkedRow(*rows.copied(int(row), len(tokens)), read=0))
         return True
-
-    def _keep(self, job: Job, place: int) -> None:
-        """Remember the keys and values of an ended answer: the next prompt of its conversation begins with it."""
-        rows = self._scheduler.rows
-        tokens = job.prompt + self._outputs.tokens(place)[:-1]  # the last token may not have been read
-        (row,) = np.flatnonzero(rows.index == place)
-        if REUSED < len(tokens) <= self._prefixes.most_bytes // self.model.bytes_per_token:
-            self._prefixes.add(self.model.name, tokens, ParkedRow(*rows.copied(int(row), len(tokens)), read=0))
 
 
 def _columns(job: Job, written: int) -> int:

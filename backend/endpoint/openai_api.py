@@ -97,38 +97,32 @@ class TextRequest(SamplingFields):
 
 def chat_messages(request: ChatRequest, model: ServedModel) -> list[Message]:
     """The chat as templates take it, with the run's system message where it has none. Raises UserError."""
-    messages = [_message(number, message) for number, message in enumerate(request.messages, 1)]
+    messages: list[Message] = []
+    for number, message in enumerate(request.messages):
+        where, role, content = f"messages[{number}]", message.get("role"), message.get("content")
+        if role not in ("system", "developer", "user", "assistant", "tool"):
+            raise UserError(where, "The role must be system, developer, user, assistant or tool.")
+        if isinstance(content, list):
+            parts = [part if isinstance(part, dict) else {} for part in content]
+            if not all(part.get("type", "text") == "text" and isinstance(part.get("text"), str) for part in parts):
+                raise UserError(where, "Only text parts are supported.")
+            content = content_text(content)
+        if not isinstance(content, str | None):
+            raise UserError(where, "The content must be text.")
+        kept = {key: message[key] for key in ("name", "tool_call_id", "reasoning_content") if key in message}
+        messages.append({"role": "system" if role == "developer" else role, "content": content or "", **kept})
+        try:
+            for call in message.get("tool_calls") or ():
+                arguments = call["function"].get("arguments") or "{}"
+                arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+                function = {"name": call["function"]["name"], "arguments": arguments}
+                messages[-1].setdefault("tool_calls", []).append({"id": "", **call, "function": function})
+        except (TypeError, KeyError, ValueError, AttributeError):
+            raise UserError(where, "A tool call needs function.name, and function.arguments as JSON.") from None
     system = model.config.system_prompt
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     return messages
-
-
-def _message(number: int, message: Message) -> Message:
-    where = f"messages[{number - 1}]"
-    role, content = message.get("role"), message.get("content")
-    if role not in ("system", "developer", "user", "assistant", "tool"):
-        raise UserError(where, "The role must be system, developer, user, assistant or tool.")
-    if isinstance(content, list):
-        parts = [part if isinstance(part, dict) else {} for part in content]
-        if not all(part.get("type", "text") == "text" and isinstance(part.get("text"), str) for part in parts):
-            raise UserError(where, "Only text parts are supported.")
-        content = content_text(content)
-    if not isinstance(content, str | None):
-        raise UserError(where, "The content must be text.")
-    kept = {key: message[key] for key in ("name", "tool_call_id", "reasoning_content") if key in message}
-    made: Message = {"role": "system" if role == "developer" else role, "content": content or "", **kept}
-    if calls := message.get("tool_calls"):
-        try:
-            made["tool_calls"] = []
-            for call in calls:
-                arguments = call["function"].get("arguments") or "{}"
-                arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-                function = {"name": call["function"]["name"], "arguments": arguments}
-                made["tool_calls"].append({"id": "", **call, "function": function})
-        except (TypeError, KeyError, ValueError, AttributeError):
-            raise UserError(where, "A tool call needs function.name, and function.arguments as JSON.") from None
-    return made
 
 
 @dataclass(slots=True)

@@ -65,24 +65,19 @@ class Session:
         return made | of_last | {"session": self.name, "reward": self.reward}
 
 
-def read_sessions(folder: Path) -> list[Session]:
-    """Raises UserError where there are none."""
-    sessions: dict[str, Session] = {}
+def write_rows(folder: Path, group_size: int | None, *, without_reward: bool = False) -> Line:
+    """Write train.jsonl, a row for every `group_size` sessions of a group (None: the usual number). → what was recorded
+    and what is left out. Sessions without a posted group are grouped by their first messages. Raises UserError."""
+    named: dict[str, Session] = {}
     for line in read_events(folder / FILE):
-        session = sessions.setdefault(line["session"], Session(line["session"]))
+        session = named.setdefault(line["session"], Session(line["session"]))
         if "reply" in line:
             session.requests.append(line)
         else:
             session.reward, session.group = line["reward"], line["group"]
-    if not sessions:
+    if not named:
         raise UserError("folder", f"{quote(folder / FILE, 70)} has no sessions; record some with endpoint --record.")
-    return list(sessions.values())
-
-
-def write_rows(folder: Path, group_size: int | None, *, without_reward: bool = False) -> Line:
-    """Write train.jsonl, a row for every `group_size` sessions of a group (None: the usual number). → what was recorded
-    and what is left out. Sessions without a posted group are grouped by their first messages. Raises UserError."""
-    sessions, left_out = read_sessions(folder), Counter[str]()
+    sessions, left_out = [*named.values()], Counter[str]()
     groups: dict[tuple[str, str], list[Session]] = {}
     for session in sessions:
         if reason := session.left_out(without_reward=without_reward):

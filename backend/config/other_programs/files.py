@@ -115,9 +115,14 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
             values["resume_adapter_file"] = str(find_adapter(config.adapter).weights)
             missing -= {"adapter"}
     values |= {key: True for key, kind in QUANTIZATION_FLAGS.items() if kind == config.quantization}
-    schedule = _schedule(config)
-    values |= schedule
-    if not schedule and config.lr_schedule != "constant":
+    if config.lr_schedule in ("cosine", "linear") and not config.epochs:  # it counts the decay in steps
+        peak, final = config.learning_rate, final_rate(config.learning_rate, config.lr_final)
+        name, arguments = "linear_schedule", [peak, final, round(config.lr_decay_fraction * config.iters)]
+        if config.lr_schedule == "cosine":
+            name, arguments = "cosine_decay", [peak, arguments[2], final]
+        warmup = {"warmup": warmup_updates(config, config.iters), "warmup_init": config.lr_warmup_init}
+        values["lr_schedule"] = {"name": name, "arguments": arguments, **warmup}
+    elif config.lr_schedule != "constant":
         missing.add("lr_schedule")
     if config.lr_schedule == "constant" and config.lr_warmup_ratio:
         missing.add("lr_warmup_ratio")
@@ -148,20 +153,6 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
     lines = [f"#   {key}: {value}\n".replace("\n", " ").rstrip() for key, value in left_out.items()]
     note = "\n".join(["", "# Left out, because mlx-lm-lora has no such setting:", *lines, ""]) if lines else ""
     return text + note, left_out
-
-
-def _schedule(config: Config) -> dict[str, Any]:
-    """{} for a schedule that mlx-lm has not, and for epochs, since it counts the decay in steps."""
-    if config.lr_schedule not in ("cosine", "linear") or config.epochs:
-        return {}
-    peak, final = config.learning_rate, final_rate(config.learning_rate, config.lr_final)
-    steps = round(config.lr_decay_fraction * config.iters)
-    is_cosine = config.lr_schedule == "cosine"
-    arguments = [peak, steps, final] if is_cosine else [peak, final, steps]
-    warmup = {"warmup": warmup_updates(config, config.iters), "warmup_init": config.lr_warmup_init}
-    return {
-        "lr_schedule": {"name": "cosine_decay" if is_cosine else "linear_schedule", "arguments": arguments, **warmup}
-    }
 
 
 @dataclass(frozen=True, slots=True)
