@@ -34,14 +34,7 @@ from backend.trainer.evaluation.evaluate import EVAL_SEED
 from backend.trainer.machine import StepSize
 from backend.trainer.memory.estimate import GB
 from backend.trainer.memory.plan import WHOLE_STEP, dtype_here
-from backend.trainer.run_context import (
-    Engine,
-    Note,
-    RunContext,
-    SamplingContext,
-    SharedResources,
-    load_context,
-)
+from backend.trainer.run_context import Engine, Note, RunContext, SamplingContext, SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs
 from backend.training.algorithms import build_learner
 from backend.training.learner import Learner

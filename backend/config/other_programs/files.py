@@ -13,13 +13,7 @@ import yaml
 from backend.config.config import SETTINGS, Config, dump, problems, resolve_paths, valid_value
 from backend.config.other_programs.keys import OtherProgram, Translated
 from backend.config.other_programs.mlx_lm import MLX_LM_LORA, QUANTIZATION_FLAGS
-from backend.config.other_programs.translation import (
-    DEFAULTS,
-    FOREIGN_WORDS,
-    program_of,
-    read_file,
-    settings_of,
-)
+from backend.config.other_programs.translation import DEFAULTS, FOREIGN_WORDS, program_of, read_file, settings_of
 from backend.config.setting import NEVER
 from backend.config.updates import final_rate, warmup_updates
 from backend.models.architectures import ALL_LINEAR, adapter_scale
