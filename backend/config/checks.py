@@ -269,10 +269,8 @@ RULES: tuple[Rule, ...] = (
         Rule(key, sentence).when(lambda c, key=key: c.is_divided and getattr(c, key))
         for key, sentence in _NOT_DIVIDED.items()
     ),
-    Rule("stop_when", "{found}").when(
-        lambda c: _first(condition_fault(text, *_known_metrics(c)) for text in c.stop_when)
-    ),
-    Rule("best_metric", "{found}").when(lambda c: c.best_metric and metric_fault(c.best_metric, *_known_metrics(c))),
+    Rule("stop_when", "{found}").when(lambda c: _first(condition_fault(text, *_metrics_of(c)) for text in c.stop_when)),
+    Rule("best_metric", "{found}").when(lambda c: c.best_metric and metric_fault(c.best_metric, *_metrics_of(c))),
     Rule("best_metric", "{found} is a metric of evaluations, and this run makes no evaluations: Eval is 0.").when(
         lambda c: c.best_metric.startswith(EVALUATION) and not c.steps_per_eval and quote(c.best_metric, 60)
     ),
@@ -330,7 +328,7 @@ def cross_setting_faults(values: Mapping[str, Any]) -> list[ConfigProblem]:
     return faults
 
 
-def _known_metrics(c: CheckedValues) -> tuple[list[str], bool, list[str]]:
+def _metrics_of(c: CheckedValues) -> tuple[list[str], bool, list[str]]:
     names = [*c.reward_functions, *(name for stage in c.stages for name in stage.get("reward_functions") or ())]
     own_code = bool(c.reward_functions_file) or any("::" in name for name in names)
     return names, own_code, list(c.eval_data)

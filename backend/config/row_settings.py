@@ -54,9 +54,7 @@ def pattern_fault(pattern: str) -> str:
 
 def evaluation_sets(eval_data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Name → the settings in which that dataset differs from the run's, `data` among them; not validated."""
-    return {
-        str(name): dict(about) if isinstance(about, Mapping) else {"data": about} for name, about in eval_data.items()
-    }
+    return {str(name): dict(each) if isinstance(each, Mapping) else {"data": each} for name, each in eval_data.items()}
 
 
 def evaluation_set_fault(name: str, about: Mapping[str, Any]) -> str:

@@ -1,9 +1,7 @@
 """The control channel between rank 0, the leader, and every other rank, a worker: handshake, messages, heartbeats.
-
 Each end answers the other's random challenge with an HMAC over both challenges, the rank and its role, so a proof
-cannot be reflected or replayed. What follows is JSON, never pickles, and is not encrypted. The leader learns
-of a lost worker at its next `check` or `receive`. A worker without a leader ends its process at once.
-"""
+cannot be reflected or replayed. What follows is JSON, never pickles, and is not encrypted. The leader learns of a lost
+worker at its next `check` or `receive`. A worker without a leader ends its process at once."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def listen(addresses: Sequence[str]) -> list[socket.socket]:
     return sockets
 
 
-def accept(
-    listeners: Sequence[socket.socket], secret: bytes, ranks: set[int], deadline: float
-) -> dict[int, socket.socket]:
+def accept(listeners: list[socket.socket], secret: bytes, ranks: set[int], deadline: float) -> dict[int, socket.socket]:
     """The proven connection of each of `ranks`, until `deadline` (monotonic). Closes the listeners. A stranger holds up
     nobody: no call waits for a single connection, and each has PROOF_PATIENCE_S for its proof."""
     proven: dict[int, socket.socket] = {}

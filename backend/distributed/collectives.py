@@ -1,11 +1,7 @@
 """`Collectives` over `mlx.core.distributed` (ring, MPI, JACCL, NCCL), and the weights that they keep equal to rank 0's.
-
 With a lost peer a collective of mlx may hang. So a communication thread makes the calls, the caller waits in short
-turns, and `check` may raise between them. The process must end with `os._exit` then.
-
-The calls run on the CPU: Metal ends a command buffer that waits 5 s for another rank (mlx#4475). Only NCCL sums on the
-GPU.
-"""
+turns, and `check` may raise between them. The process must end with `os._exit` then. The calls run on the CPU: Metal
+ends a command buffer that waits 5 s for another rank (mlx#4475). Only NCCL sums on the GPU."""
 
 from __future__ import annotations
 

@@ -55,12 +55,11 @@ def _is_ipv4(text: str) -> bool:
 
 
 def _device(value: Any) -> str | tuple[str, ...] | None:
-    names = [value] if isinstance(value, str) else value
+    names: Any = [value] if isinstance(value, str) else value
     if value is None:
         return None
-    if not isinstance(names, list | tuple) or not all(
-        isinstance(name, str) and _DEVICE.fullmatch(name) for name in names
-    ):
+    are_listed = isinstance(names, list | tuple)
+    if not are_listed or not all(isinstance(name, str) and _DEVICE.fullmatch(name) for name in names):
         raise ValueError(f"must be a device such as rdma_en2, not {quote(value, 40)}")
     return value if isinstance(value, str) else tuple(names)
 

@@ -1,12 +1,7 @@
-"""Starts the ranks of a run, waits for rank 0, and leaves nothing running on any machine.
-
-Rank 0 is the trainer. The launcher passes stop signals on to it, ends the other processes after it, ends the event log
-where rank 0 was killed, and starts all ranks again after a GPU error, or without a lost machine (`on_lost_rank:
-go_on`).
-
-`mlx.launch` ends every rank as soon as one fails, before rank 0 has saved. Every process has its own session, so Ctrl-C
-reaches the launcher alone; workers end with their stdin.
-"""
+"""Starts the ranks of a run, waits for rank 0, the trainer, and leaves nothing running on any machine. It passes stop
+signals on, ends the event log where rank 0 was killed, and starts all ranks again after a GPU error, or without a lost
+machine (`mlx.launch` ends every rank as soon as one fails, before rank 0 has saved). Every process has its own session:
+Ctrl-C reaches the launcher alone; workers end with their stdin."""
 
 import contextlib
 import json

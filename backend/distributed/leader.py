@@ -1,10 +1,6 @@
-"""Rank 0 of a run on several ranks: the ordinary trainer, with a context that the workers have a part in.
-
-It has the dataset, the run folder and the event log, and makes every decision. The workers obey its messages in order,
-so all ranks are at the same step with the same settings. Their prompts are shared, or every pass of a model too large
-for one machine. Of a sharded model rank 0's arrays count: sampled tokens are broadcast, gradients summed once, adapters
-broadcast when a bit differs.
-"""
+"""Rank 0 of a run on several ranks: the ordinary trainer, whose context makes the workers obey its messages in order.
+They share its prompts, or every pass of a model too large for one machine. Of such a sharded model rank 0's arrays
+count: sampled tokens are broadcast, gradients summed once, adapters broadcast when a bit differs."""
 
 from __future__ import annotations
 
@@ -306,15 +302,13 @@ class SharingContext(LeaderContext):
         for rank in set(range(leader.ranks.size)) - {each.rank for each in sampling.rounds}:
             leader.paces.assume_faster(rank)
         work.timer.count_as("reward", sum(each.scoring_s for each in sampling.rounds if each.rank == 0))
-        work.groups.extend(sampling.groups)
-        check_sampled(sampling.groups)
-        logged = sampling.logged
+        groups, logged = sampling.groups, sampling.logged
+        work.groups.extend(groups)
+        check_sampled(groups)
         if self.scoring.on_leader:
             with work.timer.phase("reward"):
-                logged = self.scoring.score(
-                    sampling.groups, step, self.prompt_stream.epoch, lambda: work.report("scoring")
-                )
-        check_scores(sampling.groups)
+                logged = self.scoring.score(groups, step, self.prompt_stream.epoch, lambda: work.report("scoring"))
+        check_scores(groups)
         return logged
 
     def held_out_groups(

@@ -1,15 +1,5 @@
-"""The check of several machines: compares their facts, and copies a model on request.
-
-Every wait has a limit, and no process is left. On each machine, over ssh, the check starts `main` of this module, which
-reads one line of JSON and answers with one:
-
-    {"ask": "facts", "model": …, "reward_file": …}               → MachineFacts as a mapping
-    {"ask": "place", "model": …, "revision": …, "names": …}      → {"folder": where a copied model goes}
-    any of them                                                  → {"error": a sentence}
-
-The answer begins with MARKER, since a shell's startup files may write to the same stream. The process ends when its
-stdin does.
-"""
+"""The check of several machines: compares their facts, and copies a model on request. Over ssh it starts `main` of this
+module, which answers one line of JSON with another. Every wait has a limit, and no process is left."""
 
 from __future__ import annotations
 
@@ -60,7 +50,7 @@ FACTS_S = 45.0  # seconds for a machine to answer
 GRACE_S = 2.0
 DEVICES_S = 5.0
 OF_SSH = 255  # ssh's own exit code
-MARKER = "grpo-studio "
+MARKER = "grpo-studio "  # begins an answer, since a shell's startup files may write to the same stream
 CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
 COPY_LIMIT = 8_000_000_000
 RESERVE = 2_000_000_000  # bytes to leave free on a disk
@@ -77,6 +67,7 @@ Level = Literal["refuse", "warn", "info"]
 LEVELS: tuple[Level, ...] = ("refuse", "warn", "info")  # refuse: no run would start; warn: slower or different
 Reached = Callable[[int, Literal["reading", "read", "copying"], float | None], None]
 """Receives (rank, stage, share of a copy)."""
+Check = Callable[[], None]  # called while a machine is waited for; may raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +151,10 @@ def check_machines(
     reward_file: str = "",
     copies: bool = False,
     reached: Reached = _ignore,
-    check: Callable[[], None] = _ignore,
+    check: Check = _ignore,
 ) -> MachineReport:
     """Check the machines of the hosts file `name`, with `copies` after sending the model to those that lack it.
-    `backend`: the setting `distributed_backend`. `reached` is called from several threads; `check` may raise."""
+    `backend`: the setting `distributed_backend`. `reached` is called from several threads."""
     report = MachineReport("", _checked(hosts, model, reward_file, reached, check))
     if copies and report.without_model:
         lacking = {hosts.hosts[rank].ssh: rank for rank in reversed(report.without_model)}
@@ -210,9 +201,7 @@ def require_one_machine(config: Config, what: str) -> None:
         raise UserError("hosts", f"{what} trains on this machine alone; take the hosts file out of the settings.")
 
 
-def _checked(
-    hosts: HostsFile, model: str, reward_file: str, reached: Reached, check: Callable[[], None]
-) -> list[CheckedMachine]:
+def _checked(hosts: HostsFile, model: str, reward_file: str, reached: Reached, check: Check) -> list[CheckedMachine]:
     machines, ranks_of = list[CheckedMachine](), dict[str, list[CheckedMachine]]()
     for rank, host in enumerate(hosts.hosts):
         machines.append(CheckedMachine(rank, host.ssh, hosts.label(rank), hosts.is_here(rank)))
@@ -239,7 +228,7 @@ def _checked(
     return machines
 
 
-def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], check: Callable[[], None]) -> Any:
+def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], check: Check) -> Any:
     """The answer of another machine. Raises UserError."""
     host = hosts.hosts[rank]
     command = ssh_command(host, *rank_program(host, CHILD_VERB, "backend.distributed.machine_check"))
@@ -269,9 +258,7 @@ def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], check: Callable[[
     return answer
 
 
-def copy_model(
-    model: str, hosts: HostsFile, rank: int, reached: Reached = _ignore, check: Callable[[], None] = _ignore
-) -> None:
+def copy_model(model: str, hosts: HostsFile, rank: int, reached: Reached = _ignore, check: Check = _ignore) -> None:
     """Send a model to another machine, as tar over ssh. Raises UserError; what has arrived stays."""
     host, label = hosts.hosts[rank], hosts.label(rank)
     folder, files = local_folder(model), model_files(model)

@@ -1,9 +1,7 @@
-"""Splits the work of a step among the ranks by measured speed.
-
-A round takes a fixed time (a pass per token of the longest completion) and a time per completion: a rank's pace is a
-line fitted to its last rounds. A free rank gets three quarters of its even part, and the rest later, when lengths are
-known; all of it where another round would cost more than it evens out; nothing where it would be the last to end
-(guided self-scheduling, Polychronopoulos and Kuck 1987).
+"""Splits the work of a step among the ranks by measured speed. A round takes a fixed time (a pass per token of the
+longest completion) and a time per completion: a rank's pace is a line fitted to its last rounds. A free rank gets three
+quarters of its even part, and the rest later, when lengths are known; all of it where another round would cost more
+than it evens out; nothing where it would be the last to end (guided self-scheduling, Polychronopoulos and Kuck 1987).
 """
 
 import time

@@ -1,8 +1,6 @@
 """Sessions of an endpoint: requests of one agent's loop, kept with the exact ids and log-probabilities to train on.
-
 sessions.jsonl has a line for each answered request and each posted reward. A request that continues another has only
-what it adds: `after` is the number of the request before, in its session.
-"""
+what it adds: `after` is the number of the request before, in its session."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Translator:
 
     def __init__(self, raw: Mapping[str, Any], program: str = "") -> None:
         self.values: dict[str, Any] = {str(key): value for key, value in raw.items() if value is not None}
-        self.written = tuple(self.values)
+        self.written = dict(self.values)
         self.program = program
         self.faults: list[ConfigProblem] = []
         self.remarks: dict[str, str] = {}

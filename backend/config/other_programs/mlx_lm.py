@@ -204,10 +204,7 @@ MLX_LM_LORA = OtherProgram(
     name="mlx-lm-lora",
     source="mlx-lm-lora 5.10.2, its example files, and mlx-lm 0.32",
     sections=tables_of("mlx_lm_lora"),
-    regroups=(
-        *(_mode, _hugging_face_dataset, _lora_parameters, _optimizer_config),
-        *(_wandb, _accumulation, _lr_schedule),
-    ),
+    regroups=(_mode, _hugging_face_dataset, _lora_parameters, _optimizer_config, _wandb, _accumulation, _lr_schedule),
     defaults=_defaults,
 )
 

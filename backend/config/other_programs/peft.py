@@ -60,8 +60,8 @@ def peft_config(to: Translator) -> None:
 
 
 def defaults(config: Any) -> dict[str, Any]:
-    """TRL's keys for what a `peft_config` leaves out; {} where there is none."""
+    """TRL's keys for what a `peft_config` leaves out."""
     if not isinstance(config, Mapping):
-        return {}
+        return {"use_peft": False} if config is None else {}
     left_out = {_INTO_TRL[word]: value for word, value in DEFAULTS.items() if config.get(word) is None}
     return {"use_peft": True} | left_out

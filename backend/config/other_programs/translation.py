@@ -145,7 +145,7 @@ def translate(raw: Mapping[str, Any]) -> Translation:
     values = {key: value for key, value in to.values.items() if value is not None and key not in faulty}
     # `dataset` is a spelling of files for this program too.
     told = [word for word in fates if word != "dataset" and (word in foreign or word in to.remarks)]
-    words = [key for word in told if (key := _report(word, fates[word], to, values, raw)) is not None]
+    words = [key for word in told if (key := _report(word, fates[word], to, values)) is not None]
     is_mixed = program is None and any(word in MARKS for word in to.written)
     return Translation(values, to.faults, program, words, is_mixed)
 
@@ -256,16 +256,14 @@ def _lists(to: Translator) -> None:
             to.refuse("data", f"{len(data)} datasets are listed; give exactly one.")
 
 
-def _report(
-    word: str, fate: Word, to: Translator, values: Mapping[str, Any], raw: Mapping[str, Any]
-) -> TranslatedKey | None:
+def _report(word: str, fate: Word, to: Translator, values: Mapping[str, Any]) -> TranslatedKey | None:
     faulty = {fault.setting for fault in to.faults}
     if word in faulty or (isinstance(fate, Translated) and faulty.issuperset(fate.settings)):
         return None
     as_here, remark = TranslatedKey(word, "as here", "already the default here"), to.remarks.get(word, "")
     if isinstance(fate, IgnoredKey):
         return TranslatedKey(word, "without effect", fate.reason)
-    if isinstance(fate, Refused) or (fate.is_switch and not as_bool(raw[word])):
+    if isinstance(fate, Refused) or (fate.is_switch and not as_bool(to.written[word])):
         return as_here
     made = [
         f"{key}: {_as_yaml(values[key])}"

@@ -364,9 +364,7 @@ _ADAPTER_DEFAULTS = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora
 
 
 def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = TABLES["defaults"]["trl"] | (
-        {"use_peft": False} if raw.get(peft.WORD) is None else peft.defaults(raw[peft.WORD])
-    )
+    defaults = TABLES["defaults"]["trl"] | peft.defaults(raw.get(peft.WORD))
     if raw.get(_TEACHER) is not None:
         defaults = {key: value for key, value in defaults.items() if key not in _OF_REWARDS}
     evaluates = any(raw.get(word) not in (None, False, "no") for word in ("eval_strategy", "evaluation_strategy"))
