@@ -73,22 +73,18 @@ OTHER = GpuError(
 _COMMAND_BUFFER = r"\[METAL\] Command buffer execution failed: .*"
 
 # The first that matches at the start of the text counts.
-_PATTERNS = [
-    (re.compile(pattern, re.DOTALL), error)
-    for pattern, error in (
-        (_COMMAND_BUFFER + r"Impacting ?Interactivity", INTERACTIVITY),
-        (_COMMAND_BUFFER + r"(Insufficient Memory|ErrorOutOfMemory)", MEMORY),
-        (_COMMAND_BUFFER + r"GPU (Timeout|Hang) Error", TIMEOUT),
-        (_COMMAND_BUFFER + r"(CallbackErrorTimeout|CallbackErrorHang)", TIMEOUT),
-        (_COMMAND_BUFFER + r"(InnocentVictim|Innocent Victim|victim of GPU error)", DISCARDED),
-        (_COMMAND_BUFFER + r"(SubmissionsIgnored|Ignored \(for causing)", DISCARDED),
-        (_COMMAND_BUFFER, OTHER),
-        (r"\[metal::malloc\] Resource limit \(\d+\) exceeded", BUFFERS),
-        (r"\[metal::malloc\] Attempting to allocate \d+ bytes", MEMORY),
-        (r"\[malloc(_async)?\] Unable to allocate \d+ bytes", MEMORY),
-        (r"cu\w+(\(.*\))? failed: out of memory", MEMORY),
-    )
-]
+_PATTERNS = (
+    (_COMMAND_BUFFER + r"Impacting ?Interactivity", INTERACTIVITY),
+    (_COMMAND_BUFFER + r"(Insufficient Memory|ErrorOutOfMemory)", MEMORY),
+    (_COMMAND_BUFFER + r"(GPU (Timeout|Hang) Error|CallbackErrorTimeout|CallbackErrorHang)", TIMEOUT),
+    (_COMMAND_BUFFER + r"(InnocentVictim|Innocent Victim|victim of GPU error)", DISCARDED),
+    (_COMMAND_BUFFER + r"(SubmissionsIgnored|Ignored \(for causing)", DISCARDED),
+    (_COMMAND_BUFFER, OTHER),
+    (r"\[metal::malloc\] Resource limit \(\d+\) exceeded", BUFFERS),
+    (r"\[metal::malloc\] Attempting to allocate \d+ bytes", MEMORY),
+    (r"\[malloc(_async)?\] Unable to allocate \d+ bytes", MEMORY),
+    (r"cu\w+(\(.*\))? failed: out of memory", MEMORY),
+)
 
 
 def gpu_error(error: BaseException) -> GpuError | None:
@@ -97,8 +93,7 @@ def gpu_error(error: BaseException) -> GpuError | None:
         return MEMORY
     if type(error) is not RuntimeError:  # what nanobind makes of std::runtime_error; mlx raises no subclass
         return None
-    text = str(error)
-    return next((kind for pattern, kind in _PATTERNS if pattern.match(text)), None)
+    return next((kind for pattern, kind in _PATTERNS if re.match(pattern, str(error), re.DOTALL)), None)
 
 
 def fault_of_gpu(error: BaseException) -> UserError | None:

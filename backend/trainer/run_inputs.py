@@ -175,7 +175,7 @@ class PromptSet:
     def check(self, tokenizer: Any = None) -> None:
         """Raises UserError for missing columns and, with a tokenizer, where no prompt fits or a label is missing."""
         config = self.config
-        if config.warms_up and not (self.stage or self.name == "train"):  # a warm-up imitates no held-out rows
+        if config.warms_up and not self.is_trained:  # a warm-up imitates no held-out rows
             config = config.model_copy(update={"warmup_steps": 0})
         with self._naming_errors():
             if faults := check_columns(self.rows, config, self.source):
@@ -200,8 +200,7 @@ class PromptSet:
         """The prompts, by `make(rows, tokenizer, format, source)`; the first rows are tokenised. Raises UserError."""
         self.check()
         with self._naming_errors():
-            make = RecordedRows if self.is_recorded else make
-            prompts = make(self.rows, tokenizer, self.format, self.source)
+            prompts = (RecordedRows if self.is_recorded else make)(self.rows, tokenizer, self.format, self.source)
             measure_first_rows(prompts, "train" if self.stage else self.name, all_rows=all_rows)
             prompts.measure(prompts.longest_texts())  # memory is planned for the longest prompt of all rows
         return prompts

@@ -24,7 +24,6 @@ from backend.runs.saved_weights import WeightChoice
 from backend.sampling.row_costs import RowCosts, row_costs
 from backend.trainer.memory.model_shape import (
     DTYPE_BYTES,
-    LayerKind,
     Linear,
     ModelShape,
     is_usual,
@@ -435,16 +434,14 @@ class MemoryModel:
         of_prompts = prompts * prompt**2 if self.shares_prompts and prompt > shape.window else 0
         window_scores = shape.heads * width * (of_rows + of_prompts) if length > shape.window else 0
 
-        def saved_by(layer: tuple[Linear, ...], kind: LayerKind) -> int:
-            saved = tokens * self._saved_per_token(layer) + keys_and_values
-            saved += window_scores + 2 * shape.keys * width * rows * prompt if kind == "window" and window_scores else 0
+        saved = [tokens * self._saved_per_token(layer) + keys_and_values for layer in self.layers]
+        for i, (layer, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
+            if kind == "window" and window_scores:
+                saved[i] += window_scores + 2 * shape.keys * width * rows * prompt
             if is_dora and self.quantised:
                 # mlx-lm's DoRA dequantises the weight in every call, and the gradient of its input needs it.
                 calls = bool(rows) + bool(prompts)
-                saved += calls * width * sum(linear.numbers for linear in self.adapted_in(layer))
-            return saved
-
-        saved = [saved_by(*layer) for layer in zip(self.layers, self.kinds, strict=True)]
+                saved[i] += calls * width * sum(linear.numbers for linear in self.adapted_in(layer))
         # Temporaries of one layer's backward pass: arrays like one block of scores and the gradients of the keys and
         # values attended to, or the gradients inside the gated MLP, three of its intermediate size, on a GPU five
         # where it is recomputed. Attention and MLP are differentiated one after the other.
