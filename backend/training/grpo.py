@@ -4,6 +4,7 @@ batches, each used for μ = `num_iterations` updates; the first update's pass al
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -87,11 +88,21 @@ class Grpo(Algorithm):
         parts = [batch.take(range(i * rows, (i + 1) * rows)) for i in range(count)] if count > 1 else [batch]
         # The same objects in all μ iterations: what the first one records (`_after_backward`), the others read.
         optimizer_batches = [self.optimizer_batch(part, forward) for part in parts]
-        updates = [
-            self._update(micro_batches, learner)
-            for _ in range(self.config.num_iterations)
-            for micro_batches in optimizer_batches
-        ]
+        updates: list[dict[str, float]] = []
+        every = self.config.ref_model_sync_steps if self.config.sync_ref_model and self.config.needs_reference else 0
+        for micro_batches in optimizer_batches * self.config.num_iterations:
+            metrics = learner.update(
+                micro_batches,
+                self._objective,
+                totals=partial(self.batch_totals, micro_batches, forward),
+                after_backward=self._after_backward,
+                entropy_gradient=self.bonus.coefficient > 0,
+            )
+            if every and learner.updates % every == 0:
+                self.policy.move_reference(self.config.ref_model_mixup_alpha)  # TR-DPO, arXiv:2404.09656
+            if (entropy := metrics.pop(BONUS_ENTROPY, None)) is not None:
+                self.bonus.observe(entropy)
+            updates.append(metrics)
         if self.config.record_tokens and forward.ranks.size > 1:
             own = {row: astuple(record) for row, record in self.token_records.items()}
             self.token_records = {row: TokenRecord(*columns) for row, columns in merged(forward.ranks, own).items()}
@@ -148,21 +159,6 @@ class Grpo(Algorithm):
     def _set_old_policy(self, micro_batch: MicroBatch, logp_BT: mx.array) -> None:
         weight = None if self.correction is None else self.correction.measure(micro_batch.batch, logp_BT)[0]
         micro_batch.set_arrays(old_logp_BT=logp_BT, importance_weight_BT=weight)
-
-    def _update(self, micro_batches: OptimizerBatch, learner: Learner) -> dict[str, float]:
-        metrics = learner.update(
-            micro_batches,
-            self._objective,
-            totals=lambda: self.batch_totals(micro_batches, learner.forward),
-            after_backward=self._after_backward,
-            entropy_gradient=self.bonus.coefficient > 0,
-        )
-        every = self.config.ref_model_sync_steps if self.config.sync_ref_model and self.config.needs_reference else 0
-        if every and learner.updates % every == 0:
-            self.policy.move_reference(self.config.ref_model_mixup_alpha)  # TR-DPO, arXiv:2404.09656
-        if (entropy := metrics.pop(BONUS_ENTROPY, None)) is not None:
-            self.bonus.observe(entropy)
-        return metrics
 
     def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, Any]:
         """Choose the most uncertain tokens of the optimizer batch; return the token count of the entropy bonus."""

@@ -110,34 +110,29 @@ Weight = Callable[[mx.array, BatchTotals], mx.array]  # (mask [B, T], totals) �
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """A row of the table; the menu shows `name` and `sentence`."""
+class Row:
+    """Of a table; the menu shows `name` and `sentence`."""
 
     name: str
     sentence: str
     paper: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loss(Row):
     term: Term
     weight: Weight
 
 
 @dataclass(frozen=True, slots=True)
-class ImportanceLevel:
-    """(log-ratio [B, T], mask [B, T]) → ratio [B, T] or [B, 1]."""
-
-    name: str
-    sentence: str
-    paper: str
-    ratio: Callable[[mx.array, mx.array], mx.array]
+class ImportanceLevel(Row):
+    ratio: Callable[[mx.array, mx.array], mx.array]  # (log-ratio [B, T], mask [B, T]) → ratio [B, T] or [B, 1]
 
 
 @dataclass(frozen=True, slots=True)
-class KlEstimator:
-    """(log π_ref − log π_θ [B, T], ratio, correct for the ratio) → KL per token [B, T]."""
-
-    name: str
-    sentence: str
-    paper: str
+class KlEstimator(Row):
     term: Callable[[mx.array, mx.array, bool], mx.array]
+    # (log π_ref − log π_θ [B, T], ratio, correct for the ratio) → KL per token [B, T]
 
 
 def lengths(mask_BT: mx.array) -> mx.array:
