@@ -51,18 +51,9 @@ class Control:
     """The commands to one run. The trainer clears `save_requested`; the other requests stay set. `looks` are called
     wherever the run may stop, and may raise Stopped. `keep_words`: obey commands that came before this process."""
 
-    def __init__(
-        self,
-        run: RunFolder,
-        event_log: EventLog,
-        *,
-        before_pause: Callable[[], None] = do_nothing,
-        after_pause: Callable[[], None] = do_nothing,
-        take_change: Callable[[], None] = do_nothing,
-        keep_words: bool = False,
-    ) -> None:
+    def __init__(self, run: RunFolder, event_log: EventLog, *, keep_words: bool = False) -> None:
         self.run, self.event_log = run, event_log
-        self._before_pause, self._after_pause, self._take_change = before_pause, after_pause, take_change
+        self.before_pause = self.after_pause = self.take_change = do_nothing
         self.looks = list[Callable[[], None]]()
         self.save_requested = False
         self.finish_step_requested = False
@@ -132,7 +123,7 @@ class Control:
     def _claim(self) -> str | None:
         if self.run.change_request.exists():
             self.event_log.write("command", word="change")
-            self._take_change()
+            self.take_change()
         if self._signal is not None:
             name, self._signal = signal.Signals(self._signal).name, None
             self.event_log.write("command", word="stop", source=name)
@@ -158,7 +149,7 @@ class Control:
 
     def pause_until(self, is_over: Callable[[], bool], why: str = "") -> bool:
         """Pause until `is_over` (→ True) or until a command ends it. `why`: a sentence, where nobody asked for it."""
-        self._before_pause()
+        self.before_pause()
         self.event_log.write("phase", phase="paused", **({"sentence": why} if why else {}))
         began, word = time.monotonic(), None
         while not (is_past := is_over()) and (word := self._claim()) not in ("resume", "stop", "finish-step"):
@@ -168,7 +159,7 @@ class Control:
             time.sleep(PAUSE_POLL_S)  # a signal does not cut it short (PEP 475); the next poll sees it
         self.paused_s += time.monotonic() - began
         self._request(word)
-        self._after_pause()
+        self.after_pause()
         return is_past
 
 

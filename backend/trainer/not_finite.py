@@ -4,8 +4,7 @@ import json
 import math
 import shutil
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,19 @@ HIGH_BETA, USUAL_BETA = 1.0, 0.04
 MOST_LISTED = 20  # completions and parameters that the summary names
 
 
-@contextmanager
-def ends_run(config: Config, run: RunFolder, step: int, groups: Sequence[Group]) -> Iterator[None]:
-    """Inside, NotFiniteError becomes a UserError, once the step's batch is written to the run's folder."""
+def step_error(config: Config, run: RunFolder, step: int, found: NotFiniteError, groups: Sequence[Group]) -> UserError:
+    """The error for a step, whose batch is written to the run's folder."""
+    setting, advice = _likely_cause(config, found.quantity, is_first=step == 1 and found.update <= 1)
+    is_what = "is too large" if found.quantity == "reward" else "is not finite"
+    happened = f"Step {step} was not applied, for its {found.quantity} {is_what} ({found.where})"
+    folder = run.inspection / f"step-{step:06d}"
     try:
-        yield
-    except NotFiniteError as found:
-        setting, advice = _likely_cause(config, found.quantity, is_first=step == 1 and found.update <= 1)
-        is_what = "is too large" if found.quantity == "reward" else "is not finite"
-        happened = f"Step {step} was not applied, for its {found.quantity} {is_what} ({found.where})"
-        folder = run.inspection / f"step-{step:06d}"
-        try:
-            write_inspection(folder, f"{happened}. {advice}", found, groups)
-            where = f" What it computed is in {folder.relative_to(run.path)}."
-        except OSError:
-            traceback.print_exc()  # in log.txt; the sentence matters more
-            where = ""
-        raise UserError(setting, f"{happened}. {advice}{where}") from found
+        write_inspection(folder, f"{happened}. {advice}", found, groups)
+        where = f" What it computed is in {folder.relative_to(run.path)}."
+    except OSError:
+        traceback.print_exc()  # in log.txt; the sentence matters more
+        where = ""
+    return UserError(setting, f"{happened}. {advice}{where}")
 
 
 def weights_error(config: Config, step: int, names: Sequence[str]) -> UserError:

@@ -18,21 +18,7 @@ from backend.export.export_run import export_finished, exports
 from backend.export.writer import adapter_config, model_bytes, save_model
 from backend.judges.model_reward import UnreachableJudgeError
 from backend.models.policy import load_start
-from backend.runs.checkpoint import (
-    CheckpointWriter,
-    Snapshot,
-    arrays_of,
-    begin_score_series,
-    close_interval,
-    first_start,
-    metric_of,
-    publish_adapters,
-    refresh_adapters,
-    score_checkpoint,
-    snapshot,
-    take_evaluation_score,
-    take_step_score,
-)
+from backend.runs import checkpoint
 from backend.runs.events import Event, EventLog, JsonLines, read_events
 from backend.runs.guards import DiskSpaceGuard, RunFolderGuard
 from backend.runs.run_folder import RunFolder
@@ -40,9 +26,9 @@ from backend.runs.saved_weights import Checkpoint, DamagedCheckpoint, TrainingSt
 from backend.runs.start_progress import with_stop_check
 from backend.runs.steering import MetricWatch, PlannedEnd, Steering, early_stop, stage_configs
 from backend.sampling.conversations import tool_metrics
-from backend.trainer import not_finite
 from backend.trainer.control import Control, Stopped
 from backend.trainer.machine import GpuError, GpuErrorLog, KeepAwake, SlowdownWatch, StepSize
+from backend.trainer.not_finite import step_error
 from backend.trainer.run_context import (
     PASS_RATE,
     LoadContext,
@@ -55,6 +41,7 @@ from backend.trainer.run_inputs import RunInputs
 from backend.trainer.scoring import changed_files, fingerprints
 from backend.trainer.telemetry import StepTimer, add_token_data, group_row, report_health, versions
 from backend.training.batch import completion_metrics
+from backend.training.not_finite import NotFiniteError
 from backend.training.variety import variety_metrics
 from backend.types import Group
 from backend.utils.errors import UserError
@@ -103,18 +90,13 @@ class Trainer:
         self.keep_awake = KeepAwake()
         self.slowdowns = SlowdownWatch(self.note)
         self.held = RunFolderGuard(run)
-        self.control = Control(
-            run,
-            event_log,
-            before_pause=self.rest,
-            after_pause=self.keep_awake.start,
-            take_change=self.take_change,
-            keep_words=keep_words,
-        )
+        self.control = Control(run, event_log, keep_words=keep_words)
+        self.control.before_pause, self.control.after_pause = self.rest, self.keep_awake.start
+        self.control.take_change = self.take_change
         self.control.looks.append(self.held.look)
         self.room = DiskSpaceGuard(run, event_log, self.control)
         self.state = TrainingState()
-        self.saver = CheckpointWriter(run, event_log, self.completions, config.keep_checkpoints, self.clock)
+        self.saver = checkpoint.CheckpointWriter(run, event_log, self.completions, config.keep_checkpoints, self.clock)
         self.timer = StepTimer(self.clock)
         self._reported = 0.0  # when the present phase of a step was written last
         self.metrics = MetricWatch()
@@ -148,7 +130,7 @@ class Trainer:
             parts.scoring.scorer.load_models(self.folder.path)
         if saved is not None:
             parts.restore(saved, self.config, self.note)
-            refresh_adapters(self.folder, saved, parts.policy, self.config)
+            checkpoint.refresh_adapters(self.folder, saved, parts.policy, self.config)
             self.state, self.saver.saved_step = saved.state, saved.state.step
             self._begun = saved.state.step
         elif self.config.adapter:
@@ -174,7 +156,7 @@ class Trainer:
         )
         if warning := changed_files(self.reward_files, files, self.state.step):
             self.warn(warning)
-        self.state.began = self.state.began or first_start(self.folder)
+        self.state.began = self.state.began or checkpoint.first_start(self.folder)
         if saved:  # its event came after the length to which the event log was cut back
             self.saver.tell(saved.state.step, saved.path)
         errors = self.gpu_errors.errors
@@ -209,7 +191,7 @@ class Trainer:
         for change in self.steering.beginning_at(step):
             self.config = self.steering.config_at(step)
             self.parts.change(self.config, change.settings, step)
-            begin_score_series(self.state, change.settings, self.config, self.score_metric)
+            checkpoint.begin_score_series(self.state, change.settings, self.config, self.score_metric)
             self.steering.log(change, self.event_log)
         if step > self.parts.steps:
             return False
@@ -234,11 +216,13 @@ class Trainer:
             # A stop between two updates of one rollout would leave weights that belong to no step.
             self.control.obey(may_stop=False)
 
-        with not_finite.ends_run(self.config, self.folder, step, work.groups):
+        try:
             metrics, logged = self.parts.collect_groups(step, self.config, work)
             self.saver.wait()  # the step before may still be on its way to disk, and the weights change now
             with self.timer.phase("train"):
                 metrics |= self.parts.learn(work.groups, self.config, poll_learning)
+        except NotFiniteError as found:
+            raise step_error(self.config, self.folder, step, found, work.groups) from found
         metrics |= logged | self.parts.scoring.update_weights(work.groups, step)
         self.write_step(step, work.groups, metrics)
         if self.parts.waiting_learner is not None:
@@ -309,9 +293,9 @@ class Trainer:
             parts.prompt_stream.pass_rates.finish_step()
         self.state = state  # once its line is written: a step that the event log lacks is in no checkpoint
         self.metrics.take(event)
-        take_step_score(self.state, event["metrics"], self.score_metric)
+        checkpoint.take_step_score(self.state, event["metrics"], self.score_metric)
         if self._is_turn(self.config.save_every):  # here, so that no stop comes between the step and its score
-            close_interval(self.state, self.config, self.score_metric)
+            checkpoint.close_interval(self.state, self.config, self.score_metric)
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""
@@ -335,7 +319,7 @@ class Trainer:
 
     @property
     def score_metric(self) -> str:
-        return metric_of(self.config, has_evaluations=self.has_evaluations)
+        return checkpoint.metric_of(self.config, has_evaluations=self.has_evaluations)
 
     def _is_turn(self, every: int) -> bool:
         return self.state.step % every == 0 if every > 0 else self.state.ended_epoch
@@ -354,7 +338,7 @@ class Trainer:
         took = {"time/eval": self.clock() - began}
         self.metrics.take(self.event_log.write("eval", step=step, split=split, metrics=metrics | took))
         if split == "valid":
-            take_evaluation_score(self.state, metrics, self.config, self.score_metric)
+            checkpoint.take_evaluation_score(self.state, metrics, self.config, self.score_metric)
 
     def complete(self) -> Ending:
         self.evaluate_if_due()  # of a run that was shortened to the steps that it has done
@@ -392,9 +376,9 @@ class Trainer:
             self.note(f"The last step is the best, with {score}: the run ends with its weights.")
             return
         policy = self.parts.policy
-        policy.assign(arrays_of(best, "weights"))
+        policy.assign(checkpoint.arrays_of(best, "weights"))
         if self.config.train_type != "full":
-            publish_adapters(self.folder, best.weights_file, adapter_config(policy, self.config))
+            checkpoint.publish_adapters(self.folder, best.weights_file, adapter_config(policy, self.config))
         has_before = self.state.best_step == 0 and self.state.best_score is not None
         before = f" The model before training had {self.state.best_score:.4g}." if has_before else ""
         self.note(f"The run ends with the weights of step {best.step}, its best checkpoint, with {score}.{before}")
@@ -429,15 +413,15 @@ class Trainer:
             self.parts.take_back()
         return self.saver.saved_step != self.state.step and self.has_whole_step
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> checkpoint.Snapshot:
         self.event_log.write("phase", phase="saving")
-        score_checkpoint(self.state, self.config, self.score_metric)
+        checkpoint.score_checkpoint(self.state, self.config, self.score_metric)
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.
         self.state.events_bytes, self.state.completions_bytes = self.event_log.size, self.completions.size
         self.state.bonus, self.state.reward_weights = self.parts.learner.algorithm.state(), self.parts.scoring.state()
         pass_rates = self.parts.prompt_stream.pass_rates
         arrays = pass_rates.arrays() if pass_rates is not None else None
-        return snapshot(self.state, self.parts.policy, self.parts.learner, self.config, arrays)
+        return checkpoint.snapshot(self.state, self.parts.policy, self.parts.learner, self.config, arrays)
 
     def take_change(self) -> None:
         level, sentence = self.steering.take(self._begun)

@@ -23,20 +23,12 @@ from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.graph import compiled_in_gradients
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
+from backend.training import optimizers
 from backend.training.batch import Batch
 from backend.training.collectives import merged, total_gradient, total_loss
 from backend.training.losses import merge
 from backend.training.not_finite import NotFiniteError, gradient_norms, token_numbers
-from backend.training.optimizers import (
-    SETTINGS_DECIDE,
-    LearningRate,
-    OwnUpdates,
-    clip_by_norm,
-    optimizer,
-    rate_of,
-    restore,
-    state_arrays,
-)
+from backend.training.optimizers import SETTINGS_DECIDE, LearningRate, OwnUpdates
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.schedules import learning_rates
 from backend.utils.errors import UserError
@@ -126,7 +118,7 @@ class Learner:
         self._apply_gradients: Callable[[Any, Any, mx.array], Any] = compiled
 
     def state_arrays(self) -> dict[str, mx.array]:
-        return state_arrays(self.optimizer)
+        return optimizers.state_arrays(self.optimizer)
 
     def restore(
         self, arrays: dict[str, mx.array] | None, updates: int, algorithm_state: Sequence[float | None] = ()
@@ -135,7 +127,7 @@ class Learner:
         for the state of another optimizer; UserError if the program gave another one."""
         if arrays is not None:
             try:
-                restore(self.optimizer, arrays)
+                optimizers.restore(self.optimizer, arrays)
             except ValueError as error:
                 if self.own.make is None:
                     raise
@@ -262,7 +254,7 @@ class Learner:
             model.update(parameters)  # differentiation leaves its tracers in the model
 
     def _apply(self, gradient: Any, loss: mx.array) -> dict[str, float]:
-        clipped, norm_array = clip_by_norm(gradient, self.max_grad_norm)
+        clipped, norm_array = optimizers.clip_by_norm(gradient, self.max_grad_norm)
         # One NaN or infinity anywhere makes the norm so. Checked before the update, which would destroy the weights.
         norm, loss_value = float(norm_array), float(loss)
         if not (math.isfinite(norm) and math.isfinite(loss_value)):
@@ -277,7 +269,7 @@ class Learner:
         mx.eval(self.policy.arrays(), self.optimizer.state)
         self.updates += 1
         self.is_whole = True
-        rate = rate if self.learning_rate else rate_of(self.optimizer)
+        rate = rate if self.learning_rate else optimizers.rate_of(self.optimizer)
         was_clipped = {"grad_clipped": float(norm > self.max_grad_norm)} if self.max_grad_norm else {}
         return {"loss": loss_value, "grad_norm": norm, "learning_rate": rate, **was_clipped}
 
@@ -295,7 +287,7 @@ def optimizer_of(config: Config, own: OwnUpdates = SETTINGS_DECIDE) -> Optimizer
         return own.make(config.learning_rate)
     if config.optimizer == OWN:
         own_updates.require_no_program(config)
-    return optimizer(
+    return optimizers.optimizer(
         config.optimizer,
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
