@@ -218,7 +218,8 @@ def reward_call(text: str, known: Collection[str]) -> RewardCall:
     call = read_call(text)
     if call.file or call.function in known:
         return call
-    return replace(call, function=_short_names().get(call.function, call.function))
+    short = {_ENDING.sub("", entry.name): entry.name for entry in builtin_rewards()}
+    return replace(call, function=short.get(call.function, call.function))
 
 
 def find_call(text: str) -> RewardCall | None:
@@ -240,11 +241,6 @@ def metric_name(text: str) -> str:
     """Name of an entry's scores in `rewards/<name>/mean` and tables."""
     call = find_call(text)
     return call.name if call else text
-
-
-@cache
-def _short_names() -> dict[str, str]:
-    return {short: entry.name for entry in builtin_rewards() if (short := _ENDING.sub("", entry.name)) != entry.name}
 
 
 def with_absolute_file(text: str, folder: Path) -> str:
