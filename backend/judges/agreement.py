@@ -264,16 +264,14 @@ class Examination:
 
     def __init__(self, model: ModelReward, groups: Iterable[Group], cases: Iterable[Case]) -> None:
         self.model, self.name = model, model.about.name
-        self.kind: Kind = "model"
-        if isinstance(model, Judge):
-            self.kind = "group" if model.mode == "group" else "single"
-        labelled = list[tuple[Group, float | None]]()
+        self.kind: Kind = model.mode if isinstance(model, Judge) else "model"
+        labelled: list[tuple[Group, float | None]] = [(group, None) for group in groups]
         for case in cases:  # of a rubric, a case may have been kept under another judge's name
             expected, group = case["expected"], group_of(case, 0, "A case")
             only = next(iter(expected.values())) if len(expected) == 1 else None
             labelled.append((group, expected.get(self.name, only)))
         found: dict[str, tuple[Problem, dict[str, float | None]]] = {}
-        for group, label in [*((group, None) for group in groups), *labelled]:
+        for group, label in labelled:
             prompt = repr((group.problem.prompt, group.problem.messages))
             _, labels = found.setdefault(prompt, (group.problem, {}))
             for completion in group.completions:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from backend.engine.chunk_sizes import REPLY_TOKENS
 from backend.judges.model_reward import ModelScores, UnreachableJudgeError
@@ -75,7 +75,7 @@ class Judge:
             raise UserError(SETTING, f"{call.text} cannot be used: {error}.") from None
         arguments: dict[str, Any] = parameters.__kwdefaults__ | call.arguments
         self.about = FunctionDescription(call.name)  # its name in metrics
-        self.mode: str = arguments["mode"]
+        self.mode: Literal["group", "single"] = arguments["mode"]
         self.rubric, self.rubric_file = read_rubric(arguments["rubric"]), rubric_path(arguments["rubric"])
         self.uses_mlx = arguments["url"] == "local"  # it shares the device with sampling
         self._arguments = arguments
@@ -203,23 +203,22 @@ class Judge:
         self, questions: Sequence[FreshQuestion], poll: Poll, report: Callable[[int], None] = lambda done: None
     ) -> list[list[float | None]]:
         """The scores of each question, ignoring earlier answers. Reports how many questions are answered."""
-        asked: list[list[tuple[Sequence[int], Future[Judgements]]]] = []
-        for problem, texts, order in questions:
-            parts = [order] if self.mode == "group" else [[index] for index in range(len(texts))]
-            messages = [self._messages(problem, [texts[index] for index in part]) for part in parts]
-            asked.append([(part, self._begin(each, len(part))) for part, each in zip(parts, messages, strict=True)])
+        asked: list[tuple[int, Sequence[int], Future[Judgements]]] = []  # question, indices of its texts
+        for number, (problem, texts, order) in enumerate(questions):
+            for part in [order] if self.mode == "group" else [[index] for index in range(len(texts))]:
+                messages = self._messages(problem, [texts[index] for index in part])
+                asked.append((number, part, self._begin(messages, len(part))))
 
         def polled() -> None:
-            report(sum(all(future.done() for _, future in parts) for parts in asked))
+            report(len(questions) - len({number for number, _, future in asked if not future.done()}))
             poll()
 
-        self.wait([future for parts in asked for _, future in parts], polled)
+        self.wait([future for *_, future in asked], polled)
         polled()
         found = [list[float | None]([None] * len(texts)) for _, texts, _ in questions]
-        for scores, parts in zip(found, asked, strict=True):
-            for part, future in parts:
-                for index, (score, _) in zip(part, future.result() or (), strict=False):
-                    scores[index] = score
+        for number, part, future in asked:
+            for index, (score, _) in zip(part, future.result() or (), strict=False):
+                found[number][index] = score
         if self._unreachable:
             self._note("unreachable", self._unreachable)
         return found
