@@ -64,7 +64,7 @@ _MARKS = re.compile(r"</?[A-Za-z_]\w*>|\\boxed|####")
 
 
 @dataclass(slots=True)
-class Scores:
+class FunctionScores:
     """Of one function. `given`: of each completion, empty after an `error`, the place of `RewardError`. `looks_for`:
     required texts. `logged`: columns by name."""
 
@@ -88,11 +88,11 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ScoredSample:
     """Completions with their rewards, and the scores that these are made of."""
 
     groups: Sequence[Group]
-    functions: Sequence[Scores]
+    functions: Sequence[FunctionScores]
     group_size: int = 0  # of a run, 0 if unknown
     solved_from: float = 1.0
 
@@ -105,14 +105,14 @@ class Sample:
         """Of each group, without unknown ones."""
         return [[each.reward for each in group.completions if each.reward is not None] for group in self.groups]
 
-    def spread_of(self, scores: Scores) -> list[float]:
+    def spread_of(self, scores: FunctionScores) -> list[float]:
         """Of one function, within each group."""
         given = iter(scores.given)
         parts = (islice(given, len(group.completions)) for group in self.groups)
         return [_std([score for score in part if score is not None]) for part in parts]
 
     @property
-    def working(self) -> list[Scores]:
+    def working(self) -> list[FunctionScores]:
         return [scores for scores in self.functions if scores.given and scores.weight]
 
     @property
@@ -124,7 +124,7 @@ def _std(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def verdicts(sample: Sample) -> list[Finding]:
+def verdicts(sample: ScoredSample) -> list[Finding]:
     """All findings, errors first; a positive one if there are no problems."""
     if not sample.texts:
         return []
@@ -140,7 +140,7 @@ def verdicts(sample: Sample) -> list[Finding]:
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
-def _no_signal(sample: Sample) -> Iterator[Finding]:
+def _no_signal(sample: ScoredSample) -> Iterator[Finding]:
     flat = [
         group.completions
         for group, rewards in zip(sample.groups, sample.rewards, strict=True)
@@ -167,8 +167,8 @@ def _no_signal(sample: Sample) -> Iterator[Finding]:
     yield Finding("no_signal", sentence, advice)
 
 
-def _never_fires(sample: Sample) -> Iterator[Finding]:
-    by_reason: dict[str, list[Scores]] = {}
+def _never_fires(sample: ScoredSample) -> Iterator[Finding]:
+    by_reason: dict[str, list[FunctionScores]] = {}
     for scores in sample.functions:
         if not scores.known or any(scores.known):
             continue
@@ -195,7 +195,7 @@ def _never_fires(sample: Sample) -> Iterator[Finding]:
         yield Finding(f"never_fires {' '.join(scores.name for scores in alike)}", sentence, advice)
 
 
-def _others(sample: Sample) -> Iterator[Finding]:
+def _others(sample: ScoredSample) -> Iterator[Finding]:
     total = sum(scores.seconds for scores in sample.functions)
     for scores in sample.functions:
         if scores.error:
@@ -240,10 +240,10 @@ def _others(sample: Sample) -> Iterator[Finding]:
         yield Finding("cut_off", sentence, "Raise Completion, or strengthen a reward for the right form.")
 
 
-def required_texts(name: str, function: str, file: Path | None) -> tuple[str, ...]:
+def required_texts(function: str, file: Path | None) -> tuple[str, ...]:
     """Texts that a function requires; for user functions the tags in string literals of its `def`."""
-    if file is None or function in {entry.name for entry in catalogue.builtin_rewards()}:
-        return REQUIRED_TEXTS.get(function, REQUIRED_TEXTS.get(name, ()))
+    if file is None:
+        return REQUIRED_TEXTS.get(function, ())
     try:
         tree = catalogue.parse_reward_file(file)
     except UserError:
@@ -287,16 +287,16 @@ class RewardBench:
         groups: Sequence[Group],
         poll: Poll = wait_on,
         on_function: Callable[[str], None] = lambda name: None,
-    ) -> list[Scores]:
+    ) -> list[FunctionScores]:
         """Score all completions with each function separately. `poll` may raise to cancel. Raises UserError."""
         state = TrainerState(max_completion_length=config.max_completion_length)
-        results: list[Scores] = []
+        results: list[FunctionScores] = []
         with self._lock:
             try:
                 scorer, timeout_s = self._scorer_of(config), config.reward_timeout
                 for index, function in enumerate(scorer.load(poll)[0]):
                     on_function(function.name)
-                    result = Scores(function.name)
+                    result = FunctionScores(function.name)
                     try:
                         scored = scorer.call(groups, 0, [index], timeout_s, state, captures=True, poll=poll)
                         result.seconds, result.given = scored.seconds[0], scored.scores[0]
@@ -387,7 +387,7 @@ def score_groups(
         word = str(call.arguments.get("word", "")) if call.function == "keyword" else ""
         file = catalogue.locate_reward_file(call.file).resolve() if call.file else None
         file = own_file if call.function in own else file
-        result.looks_for = (word,) if word else required_texts(call.name, call.function, file)
+        result.looks_for = (word,) if word else required_texts(call.function, file)
     counted = [result for result in results if not result.error]
     weights = [result.weight for result in counted]
     for i, completion in enumerate(completion for group in groups for completion in group.completions):
@@ -395,7 +395,7 @@ def score_groups(
         completion.reward = total_reward(completion.scores.values(), weights)
         completion.logged = {column: values[i] for result in counted for column, values in result.logged.items()}
     fill_advantages(groups, weights, config)
-    sample = Sample(groups, results, config.group_size, config.success_reward_threshold)
+    sample = ScoredSample(groups, results, config.group_size, config.success_reward_threshold)
     told = ("name", "label", "weight", "seconds", "error", "printed", "known")
     return {
         "scored": [
@@ -597,7 +597,7 @@ def rerun(
             # A function may be gone; then only its own case fails.
             if call and (call.file or call.function in known or catalogue.computes_names(file)):
                 available[entry] = None
-    results: dict[str, Scores] = {}
+    results: dict[str, FunctionScores] = {}
     if available:
         scoring = Config(reward_functions=list(available), reward_functions_file=str(file), reward_timeout=timeout_s)
         left_out = ("expected", "calls", "tokens", "completion")

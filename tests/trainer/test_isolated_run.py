@@ -13,7 +13,7 @@ from backend.cli.common import logging_to
 from backend.config.config import Config, parse
 from backend.models import policy as policy_module
 from backend.rewards.allowed_code import allow_named
-from backend.rewards.bench import Sample, Scores, verdicts
+from backend.rewards.bench import FunctionScores, ScoredSample, verdicts
 from backend.runs.run_folder import RunFolder
 from backend.trainer import trial_sampling
 from backend.trainer.trial_sampling import Pick, TrialSampler
@@ -225,21 +225,21 @@ def test_a_trial_samples_with_the_adapter_that_the_run_starts_from(tmp_path: Pat
 TAGGED = "<think>so</think><answer>4</answer>"
 
 
-def sample(*functions: Scores, sizes=(4, 4), texts=None, answer="4", **about) -> Sample:
+def sample(*functions: FunctionScores, sizes=(4, 4), texts=None, answer="4", **about) -> ScoredSample:
     completions = [Completion([], [], text, "eos") for text in texts or [f"{TAGGED}{i}" for i in range(sum(sizes))]]
     for i, completion in enumerate(completions):
         row = [(each.weight, each.given[i]) for each in functions if each.given]
         completion.reward = sum(weight * x for weight, x in row if x is not None) if row else None
     rest = iter(completions)
     groups = [Group(Problem(n, "", [], [], answer), [*islice(rest, size)]) for n, size in enumerate(sizes)]
-    return Sample(groups, functions, **about)
+    return ScoredSample(groups, functions, **about)
 
 
-def function_scores(given, name="f", weight=1.0, **about) -> Scores:
-    return Scores(name, about.pop("label", name.capitalize()), weight, given, **about)
+def function_scores(given, name="f", weight=1.0, **about) -> FunctionScores:
+    return FunctionScores(name, about.pop("label", name.capitalize()), weight, given, **about)
 
 
-def sentences_of(scored: Sample) -> list[str]:
+def sentences_of(scored: ScoredSample) -> list[str]:
     return [finding.sentence for finding in verdicts(scored)]
 
 
