@@ -115,7 +115,7 @@ def fetch(name: str, setting: str) -> Path:
     with loading(name, setting), hub_errors(source, "model", setting):
         if folder is not None and folder == Path(source):
             return folder
-        if folder is None or is_incomplete(folder):
+        if folder is None or not any(folder.glob("*.safetensors")) or is_incomplete(folder):
             listener = DownloadListener(f"Fetching the model {quote(source, 60)}")
             return hub.download(source, "model", listener, setting=setting, waits=True)
         return mlx_lm_utils._download(*split_revision(source), [*hub.DOWNLOADED["model"]])  # into the Hub's cache

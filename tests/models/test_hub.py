@@ -161,8 +161,12 @@ def test_a_download_resumes_from_its_bytes(hub: HubStandIn, monkeypatch: pytest.
     assert not list(folder.parents[1].rglob("*.incomplete"))
 
 
-def test_a_stop_ends_the_download_of_a_run_s_model(hub: HubStandIn):
+@pytest.mark.parametrize("kind", ["qwen3", "modernbert"])
+def test_a_stop_ends_the_download_of_a_run_s_model(hub: HubStandIn, kind: str):
+    """And of a reward model, which need not be one that can be trained."""
     lines: list[str] = []
+    files = FILES | {"config.json": json.dumps({"model_type": kind}).encode()}
+    hub.repos["models"]["someone/tiny"] = replace(MODELS["tiny"], files=files)
 
     def look() -> None:
         if any(file.stat().st_size > 50_000 for file in Path(constants.HF_HUB_CACHE).rglob("*.incomplete")):
