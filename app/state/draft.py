@@ -39,7 +39,6 @@ from backend.utils.hub_cache import local_folder
 if TYPE_CHECKING:
     from app.state.presets import Preset
 
-AUTOSAVE_MS = 400
 TYPED = frozenset(kind for part in get_args(Kind) for kind in get_args(part)) - {"bool", "choice", "rewards"}
 """Kinds of settings that are typed: typing without a pause is one undo step."""
 PAUSE_S = 2.0
@@ -131,7 +130,7 @@ class Draft(QObject):
         self._values = defaults()
         self._set_aside: Values = {}
         self._on_disk: Mapping[str, Any] = defaults()
-        self._timer = QTimer(self, singleShot=True, interval=AUTOSAVE_MS)
+        self._timer = QTimer(self, singleShot=True, interval=400)
         self._timer.timeout.connect(self.flush)
 
     def value(self, key: str) -> Any:

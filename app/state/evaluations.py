@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
@@ -34,7 +34,6 @@ from backend.utils.errors import UserError
 from backend.utils.files import open_regular
 
 SLICE_S = 0.008
-DECODINGS: tuple[DecodingName, ...] = ("greedy", "sampled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +201,7 @@ class Evaluations(QObject):
             if of_run == self._run:
                 self.refresh(Path(result["path"]))
         elif outcome.sentence != "Cancelled.":
-            self.problem = outcome.sentence.partition(": ")[2] or outcome.sentence
+            self.problem = outcome.problem
         self.running_changed.emit()
 
 
@@ -218,7 +217,7 @@ def _rows_in(path: Path) -> Iterator[RowSummary]:
             if row is None:
                 continue
             means: dict[DecodingName, RowMeans] = {}
-            for decoding in DECODINGS:
+            for decoding in get_args(DecodingName):
                 if (sides := row[decoding]) is not None:
                     base, tuned = sides.get("base"), sides.get("tuned")
                     before = mean_reward(base) if base is not None and tuned is not None else None

@@ -137,7 +137,6 @@ def _passages(name: str) -> list[Passage]:
 
 
 GLOSSARY = project_root() / "docs" / "glossary.md"
-CHART, SETTING = "Charts", "Settings"
 _SECTION = re.compile(r"^## (?P<title>.+)$")
 _ENTRY = re.compile(r"^- \*\*(?P<term>.+?)\*\*: (?P<text>.+)$")
 
@@ -162,9 +161,9 @@ def glossary() -> list[GlossaryEntry]:
             entries.append(GlossaryEntry(entry["term"], entry["text"][:1].upper() + entry["text"][1:], section))
     for chart in CHARTS:
         metrics = " ".join([*(name for curve in chart.curves for name in curve.metrics), chart.pattern])
-        entries.append(GlossaryEntry(chart.title, chart.help, CHART, metrics))
+        entries.append(GlossaryEntry(chart.title, chart.help, "Charts", metrics))
     for key, about in SETTINGS.items():
-        entries.append(GlossaryEntry(about.label, about.help, SETTING, " ".join([key, *other_names(key)])))
+        entries.append(GlossaryEntry(about.label, about.help, "Settings", " ".join([key, *other_names(key)])))
     return entries
 
 

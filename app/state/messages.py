@@ -9,7 +9,6 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from backend.utils.errors import UserError
 
 NOTICE_S = 15.0
-REVIEW_MS = 150
 NOTICE = "notice"  # cause of messages about something that has happened
 
 
@@ -47,7 +46,7 @@ class Messages(QObject):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._messages: list[Message] = []
-        self._review_timer = QTimer(self, singleShot=True, interval=REVIEW_MS)
+        self._review_timer = QTimer(self, singleShot=True, interval=150)
         self._review_timer.timeout.connect(self.review)
         self._notice_timer = QTimer(self, singleShot=True, interval=round(NOTICE_S * 1000))
         self._notice_timer.timeout.connect(lambda: self.withdraw(NOTICE))

@@ -29,7 +29,6 @@ CACHE = "runs-cache.jsonl"
 SLICE_S = 0.010
 CHANGING = ("starting", "running", "queued")
 CACHE_FORMAT = [[field.name for field in fields(part)] for part in (RunRecord, Summary, RunNotes)]
-POLL_MS = 1000
 LAUNCH_S = 15.0  # grace of a queue runner from its start to its lock: it imports first
 
 
@@ -179,7 +178,7 @@ class RunQueue(QObject):
         self.problem = ""  # why the file cannot be read
         self.edited: RunFolder | None = None  # the waiting run whose settings are in the form
         self._launched_until = 0.0
-        self._timer = QTimer(self, interval=POLL_MS)
+        self._timer = QTimer(self, interval=1000)
         self._timer.timeout.connect(self.refresh)
         self._timer.start()
         self.refresh()

@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # imported on first use, so that the first paint does not wai
     from app.state.run import Run
 
 FORM, RUN, FORMAT, BENCH = "form", "run", "format", "bench"
-RELEASE_MS = 200
 SERVICE_FAILED = "Something went wrong inside GRPO Studio. Help, Report a problem… shows a report that you can send."
 
 
@@ -75,7 +74,7 @@ class Session(QObject):
         self.launched: RunFolder | None = None  # that this session has started or found training
         self.last_fault: ProblemFacts | None = None  # of the helper process
         self._is_held = False
-        self._release_timer = QTimer(self, singleShot=True, interval=RELEASE_MS)
+        self._release_timer = QTimer(self, singleShot=True, interval=200)
         self._release_timer.timeout.connect(self._await_release)
         self.message.connect(self.messages.say)
         for signal in (self.draft.changed, self.draft.problems_changed, self.run_changed, self.run_state_changed):
@@ -317,9 +316,6 @@ class Session(QObject):
             self.run_state_changed.emit(self.run.state if self.run is not None else "")
 
 
-REST_MS = 15
-
-
 class TimeForecast(QObject):
     """Seconds per completion on this machine, from archived runs, read one per turn of the event loop."""
 
@@ -330,7 +326,7 @@ class TimeForecast(QObject):
         self._known: list[CompletionTime] = []
         self._read: list[CompletionTime] = []
         self._waiting: Iterator[RunFolder] = iter(())
-        self._timer = QTimer(self, interval=REST_MS)
+        self._timer = QTimer(self, interval=15)
         self._timer.timeout.connect(self._read_one)
 
     def refresh(self) -> None:

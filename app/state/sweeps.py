@@ -25,7 +25,6 @@ from backend.runs.sweep_results import (
 )
 from backend.utils.command import backend_command
 
-EVERY_MS = 1000
 STARTING_CHECKS = 30  # times in a row that a new sweep may be without its process: it imports first
 RESUMABLE = ("stopped", "failed", INTERRUPTED)
 
@@ -49,7 +48,7 @@ class Sweeps(QObject):
         self.results: SweepResults | None = None
         self.state = ""
         self._starting = 0
-        self._timer = QTimer(self, interval=EVERY_MS)
+        self._timer = QTimer(self, interval=1000)
         self._timer.timeout.connect(self.refresh)
 
     def names(self) -> list[str]:

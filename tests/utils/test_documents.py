@@ -16,15 +16,19 @@ from backend.utils.files import DEPTH, names_folder, possible_path, read_bytes, 
 from tests.support.cases import cases
 
 
+def sentence(call: Any, *arguments: object, setting: str = "data") -> str:
+    with pytest.raises(UserError) as told:
+        call(*arguments)
+    (fault,) = told.value.faults
+    assert fault.setting == setting and len(fault.sentence) <= 200 and fault.sentence.isprintable(), fault
+    return fault.sentence
+
+
 def refusal(call: Any, text: str) -> str:
     begun = time.process_time()
-    with pytest.raises(UserError) as told:
-        call(text, "x.txt", "config")
-    (fault,) = told.value.faults
-    assert time.process_time() - begun < 4
-    assert fault.setting == "config" and fault.sentence.startswith("x.txt is not valid ")
-    assert fault.sentence.isprintable() and len(fault.sentence) <= 200, fault.sentence
-    return fault.sentence
+    said = sentence(call, text, "x.txt", "config", setting="config")
+    assert time.process_time() - begun < 4 and said.startswith("x.txt is not valid ")
+    return said
 
 
 @cases(
@@ -117,14 +121,6 @@ def test_what_nothing_can_work_with_is_named() -> None:
     for value in (nested(DEPTH + 1), nested(10**5), itself):
         assert validation_error(value) == "is nested more than 50 levels deep"
     assert validation_error([0] * 12_000) == "contains more than 10,000 values"
-
-
-def sentence(call: object, *arguments: object) -> str:
-    with pytest.raises(UserError) as told:
-        call(*arguments)  # type: ignore
-    (fault,) = told.value.faults
-    assert fault.setting == "data" and len(fault.sentence) <= 200 and fault.sentence.isprintable(), fault
-    return fault.sentence
 
 
 @cases(
