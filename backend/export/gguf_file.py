@@ -23,6 +23,7 @@ from backend.config.config import Config
 from backend.export.exports import MODELFILE
 from backend.export.originals import OriginalFiles, merged_arrays
 from backend.export.trained_weights import TrainedWeights
+from backend.export.writer import Done
 from backend.models.tokenizers import load_tokenizer
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular
@@ -56,8 +57,6 @@ WORD_SPLITTERS = {
 }
 """llama.cpp's pre-tokenizer name by its steps."""
 WHOLE_WORDS_FIRST = {"llama-bpe"}  # pre-tokenizers with `ignore_merges` in llama.cpp
-
-Done = Callable[[float], None]
 
 
 def use_converter(reason: str) -> UserError:
