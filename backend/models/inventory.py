@@ -87,20 +87,19 @@ def bundled(repo_type: RepoType) -> InventoryItem:
 
 def model_at(folder: Path, name: str = "", where: Where = "folder", id_: str = "") -> InventoryItem:
     """The model in a folder, with a `refusal` if unusable."""
-    files = _files(folder)
-    config = _config(folder)
+    files, config = _files(folder), _config(folder)
     default_name = folder.parent.name if folder.name in ("model", "fused") else folder.name
     item = InventoryItem(id_ or str(folder), name or default_name, where, str(folder))
     item.size = sum(size for size, _ in files.values())
     item.changed = max((t for _, t in files.values()), default=0.0)
     item.refusal = architectures.refusal(config, files) or _missing_shards(folder, files)
-    if config is not None:
-        item.kind, item.precision = model_type(config), architectures.precision_of(config)
-    has_template = "chat_template.jinja" in files or "chat_template.json" in files
-    has_template = has_template or object_or_empty(folder / "tokenizer_config.json").get("chat_template")
-    if not item.refusal and config and config.get("vision_config"):
+    item.kind, item.precision = model_type(config or {}), architectures.precision_of(config or {})
+    if config is None or item.refusal:
+        return item
+    if config.get("vision_config"):
         item.remarks.append("It reads images.")
-    if not item.refusal and not has_template:
+    is_beside = "chat_template.jinja" in files or "chat_template.json" in files
+    if not is_beside and not object_or_empty(folder / "tokenizer_config.json").get("chat_template"):
         item.remarks.append("It has no chat template: prompts go in as plain text, as to a base model.")
     return item
 
