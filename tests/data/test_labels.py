@@ -19,6 +19,7 @@ from backend.tools.host import ToolSchemas
 from backend.types import Label
 from backend.utils.errors import UserError
 from tests.data.test_rows import settings, write
+from tests.support.cases import mistake
 from tests.support.random_models import CHAT_TEMPLATE
 from tests.support.tool_tokenizers import schema, tool_tokenizer
 
@@ -148,9 +149,9 @@ def test_long_rows_are_cut_and_counted(label_tokenizer: Any) -> None:
     ],
 )
 def test_a_row_without_a_label_is_named(label_tokenizer: Any, row: dict[str, Any], setting: str, says: str) -> None:
-    with pytest.raises(UserError, match=says) as caught:
-        check_prompts([{"prompt": "a", "completion": "b"}, row], label_tokenizer, format_of(), "d.jsonl")
-    assert caught.value.faults[0].setting == setting
+    rows = [{"prompt": "a", "completion": "b"}, row]
+    found, sentence = mistake(check_prompts, rows, label_tokenizer, format_of(), "d.jsonl")
+    assert found == setting and says in sentence
 
 
 def test_missing_columns() -> None:
@@ -183,9 +184,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def refusal(row: dict[str, Any], **raw: Any) -> tuple[str, str]:
-    with pytest.raises(UserError) as caught:
-        TokenizedPrompts([row], None, PromptFormat.of(settings(**raw), TOOLS), "rows.jsonl")
-    return caught.value.faults[0].setting, caught.value.faults[0].sentence
+    return mistake(TokenizedPrompts, [row], None, PromptFormat.of(settings(**raw), TOOLS), "rows.jsonl")
 
 
 def test_a_prompt_shows_the_tools_of_its_environment(tokenizer: Any) -> None:

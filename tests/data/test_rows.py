@@ -17,7 +17,7 @@ from backend.data.dataset_columns import columns_of, guessed
 from backend.data.rows import check_columns, read_splits
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
-from tests.support.cases import cases
+from tests.support.cases import cases, mistake
 from tests.support.hub_server import HubStandIn, Repo
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "type": "math"} for n in range(6)]
@@ -42,15 +42,6 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
             writer.writeheader()
             writer.writerows(rows)
     return path
-
-
-def mistake(work: Any, *arguments: Any) -> tuple[str, str]:
-    """(setting, sentence) of the one UserError that `work` raises."""
-    with pytest.raises(UserError) as caught:
-        work(*arguments)
-    (fault,) = caught.value.faults
-    assert fault.sentence.endswith(".") and fault.sentence.isprintable() and len(fault.sentence) <= 200
-    return fault.setting, fault.sentence
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])

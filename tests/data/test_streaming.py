@@ -24,7 +24,8 @@ from backend.serve import dataset_questions
 from backend.serve.questions import QuestionCall
 from backend.utils import documents
 from backend.utils.errors import UserError
-from tests.data.test_rows import ROWS, mistake, settings, write
+from tests.data.test_rows import ROWS, settings, write
+from tests.support.cases import mistake
 from tests.support.random_models import tiny_tokenizer
 
 A, B, AB = {"prompt": "a"}, {"prompt": "b"}, [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]

@@ -26,6 +26,7 @@ from backend.export.export_run import Export, ExportedModel, fuse_run, run_weigh
 from backend.export.exports import FORMATS, Progress, exported_bytes, silent
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
+from tests.support.cases import mistake
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, logits_of, write_run
 
@@ -348,10 +349,9 @@ def test_a_missing_lm_studio_is_not_made(quick_run: RunFolder, tmp_path: Path, h
         models = tmp_path / "unplugged" / "models"
         (home / ".lmstudio").mkdir()
         (home / ".lmstudio" / "settings.json").write_text(json.dumps({"downloadsFolder": str(models)}))
-    with pytest.raises(UserError, match="LM Studio was not found") as caught:
-        export(run, "lmstudio", "mine")
-    (fault,) = caught.value.faults
-    assert fault.setting == "lm_studio" and f"/{models.parent.name}/models;" in fault.sentence
+    setting, sentence = mistake(export, run, "lmstudio", "mine")
+    assert setting == "lm_studio" and sentence.startswith("LM Studio was not found")
+    assert f"/{models.parent.name}/models;" in sentence
     assert not models.parent.exists()
 
 
@@ -367,9 +367,7 @@ def taken(home: Path) -> Path:
 def test_an_existing_model_is_replaced_only_with_overwrite(quick_run: RunFolder, home: Path, taken: Path) -> None:
     (taken / "old-shard.safetensors").write_bytes(b"x")
     before = listing(home)
-    with pytest.raises(UserError, match="already") as caught:
-        export(quick_run, "lmstudio", "mine")
-    assert caught.value.faults[0].setting == "overwrite"
+    assert mistake(export, quick_run, "lmstudio", "mine")[0] == "overwrite"
     assert listing(home) == before and (taken / "config.json").read_text() == "older"
     assert export(quick_run, "lmstudio", " mine ", overwrite=True).path == taken
     assert is_new(taken) and not (taken / "old-shard.safetensors").exists()

@@ -23,11 +23,11 @@ from backend.models.policy import Policy, QuantizedRollouts, load_policy
 from backend.models.sharded_policy import check_divides, sharding_refusal
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import UserError
 from backend.utils.text import shown_path
 from tests.support import random_models, sharded_trial, small_run
 from tests.support.adapters import save_adapters
 from tests.support.architectures.tiny_configs import model_types, tiny_config
+from tests.support.cases import mistake
 
 TOKENS = mx.array([[5, 6, 70, 8]])
 
@@ -52,12 +52,9 @@ def update(policy: Policy, rate: float = 0.05) -> None:
 
 def refused(setting: str, **settings: Any) -> str:
     """The sentence with which `load_policy` refuses these settings; it names `setting`."""
-    with pytest.raises(UserError) as caught:
-        load_policy(config_of(**settings))
-    (fault,) = caught.value.faults
-    assert fault.setting == setting
-    assert fault.sentence.endswith(".") and "\n" not in fault.sentence
-    return fault.sentence
+    found, sentence = mistake(load_policy, config_of(**settings))
+    assert found == setting
+    return sentence
 
 
 @pytest.mark.parametrize("arch", ["gemma3_text", "qwen3_moe", "mamba"])
@@ -239,9 +236,8 @@ def test_quantising_a_model_that_cannot_be_quantised_is_refused(models: Path) ->
     quantised = folder_of(models, hidden=64, bits=4)
     assert "quantised already" in refused("quantization", model=quantised, quantization="4")
     config = config_of(quantised, rollout_quantization="4")
-    with pytest.raises(UserError, match="quantised already") as caught:
-        QuantizedRollouts(load_policy(config), config)
-    assert caught.value.faults[0].setting == "rollout_quantization"
+    setting, sentence = mistake(QuantizedRollouts, load_policy(config), config)
+    assert setting == "rollout_quantization" and "quantised already" in sentence
     assert "LoRA" in refused("train_type", model=quantised, train_type="full", beta=0)
     # No layer of a 32-wide model has groups of 64: it was once trained unquantised without a message.
     narrow = random_models.tiny_model(models / "narrow", "qwen3_moe")
@@ -388,11 +384,9 @@ def metrics_of(run: RunFolder) -> list[dict[str, float]]:
 
 def refusal(folder: Path, size: int, **settings: Any) -> str:
     model, _, _ = check_opens(folder, str(folder), "model")
-    with pytest.raises(UserError) as caught:
-        check_divides(model, parse({"model": str(folder), "data": "none"} | settings), size)
-    (fault,) = caught.value.faults
-    assert fault.setting == "parallelism" and len(fault.sentence) <= 200
-    return fault.sentence
+    setting, sentence = mistake(check_divides, model, parse({"model": str(folder), "data": "none"} | settings), size)
+    assert setting == "parallelism"
+    return sentence
 
 
 def test_heads_that_do_not_divide_are_refused_before_anything_is_read(tmp_path: Path) -> None:

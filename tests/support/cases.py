@@ -1,7 +1,12 @@
-"""A table of cases as one test: a parametrized one costs ten milliseconds a case, whatever the case does."""
+"""A table of cases as one test: a parametrized one costs ten milliseconds a case, whatever the case does; and the one
+message of a user's error."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import pytest
+
+from backend.utils.errors import UserError
 
 
 def cases(names: str | Sequence[str], table: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:
@@ -20,3 +25,12 @@ def cases(names: str | Sequence[str], table: Iterable[Any]) -> Callable[[Callabl
         return every_case
 
     return decorate
+
+
+def mistake(work: Any, *arguments: Any) -> tuple[str, str]:
+    """(setting, sentence) of the one UserError that `work` raises."""
+    with pytest.raises(UserError) as caught:
+        work(*arguments)
+    (fault,) = caught.value.faults
+    assert fault.sentence.endswith(".") and fault.sentence.isprintable() and len(fault.sentence) <= 200
+    return fault.setting, fault.sentence
