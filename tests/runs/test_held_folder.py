@@ -20,34 +20,27 @@ from backend.utils.errors import UserError
 from tests.support import small_run
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    small_run.settings_for(folder)
-    return folder
-
-
 @pytest.fixture(autouse=True)
 def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "LOOK_EVERY_S", 0.0)
 
 
-def trained(inputs: Path, run: RunFolder, at_step_2: Callable[[], Any], **changes: Any) -> Any:
+def trained(models: Path, run: RunFolder, at_step_2: Callable[[], Any], **changes: Any) -> Any:
     """The ending of a run during whose second step something happens."""
 
     def echo(event: dict[str, Any]) -> None:
         if event["kind"] == "step" and event["step"] == 2:
             at_step_2()
 
-    raw = small_run.settings_for(inputs, **small_run.low_half(inputs) | {"iters": 3, "learning_rate": 1e-3} | changes)
+    raw = small_run.settings_for(models, **small_run.low_half(models) | {"iters": 3, "learning_rate": 1e-3} | changes)
     return small_run.train_here(raw, run, echo)
 
 
 @pytest.mark.parametrize("save_every", [2, 100], ids=["while it is saved", "between two saves"])
-def test_a_moved_folder_is_saved_where_it_is(inputs: Path, run: RunFolder, tmp_path: Path, save_every: int) -> None:
+def test_a_moved_folder_is_saved_where_it_is(models: Path, run: RunFolder, tmp_path: Path, save_every: int) -> None:
     there = RunFolder(tmp_path / "elsewhere" / "renamed")
     there.path.parent.mkdir()
-    ending = trained(inputs, run, lambda: run.path.rename(there.path), save_every=save_every)
+    ending = trained(models, run, lambda: run.path.rename(there.path), save_every=save_every)
     assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, 2)
     assert f"because its folder was moved to {there.path}; everything is saved there." in ending.sentence
     assert not run.path.exists()
@@ -59,12 +52,12 @@ def test_a_moved_folder_is_saved_where_it_is(inputs: Path, run: RunFolder, tmp_p
 
 
 @pytest.mark.parametrize("emptied", [False, True])
-def test_a_folder_that_is_deleted_or_emptied_ends_the_run(inputs: Path, run: RunFolder, emptied: bool) -> None:
+def test_a_folder_that_is_deleted_or_emptied_ends_the_run(models: Path, run: RunFolder, emptied: bool) -> None:
     def delete() -> None:
         for path in run.path.iterdir() if emptied else [run.path]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    ending = trained(inputs, run, delete, save_every=1)
+    ending = trained(models, run, delete, save_every=1)
     assert (ending.kind, ending.exit_code) == ("failed", 2)
     why = "was deleted while it trained, or its disk is gone, so step 2 could not be saved."
     assert ending.sentence == f"run: The folder of the run mine {why}"
