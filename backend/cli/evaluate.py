@@ -86,12 +86,17 @@ def evaluate(
     if evaluated.run is None and is_base_only:
         raise UserError("base-only", f"{model} is a model and no run, so there is no base to evaluate alone.")
     most = completions or evaluated.config.num_generations_eval or evaluated.config.group_size
+    parts = {part.strip(): written_whole(part.strip()) or 0 for part in ks.split(",") if part.strip()}
+    most_k = 1 if is_greedy else most
+    if wrong := [part for part, number in parts.items() if not 1 <= number <= most_k]:
+        fits = f"there {'is one completion' if most_k == 1 else f'are {most_k} completions'} of each prompt (--n)"
+        raise UserError("k", f"--k {quote(wrong[0], 40)} does not fit: {fits}, so k is 1 to {most_k}.")
     choices = EvaluationChoices(
         split=split,
         data=data,
         decodings=("greedy", "sampled") if is_greedy is None else ("greedy",) if is_greedy else ("sampled",),
         completions=most,
-        ks=_ks(ks, 1 if is_greedy else most),
+        ks=tuple(parts.values()),
         limit=limit or -1,
         base_only=is_base_only,
         seed=EVAL_SEED if seed is None else seed,
@@ -116,14 +121,6 @@ def evaluate(
     print_evaluation(evaluation)
     if path is not None:
         tell(path)
-
-
-def _ks(text: str, most: int) -> tuple[int, ...]:
-    parts = {part.strip(): written_whole(part.strip()) or 0 for part in text.split(",") if part.strip()}
-    if wrong := [part for part, number in parts.items() if not 1 <= number <= most]:
-        fits = f"there {'is one completion' if most == 1 else f'are {most} completions'} of each prompt (--n)"
-        raise UserError("k", f"--k {quote(wrong[0], 40)} does not fit: {fits}, so k is 1 to {most}.")
-    return tuple(parts.values())
 
 
 @contextmanager

@@ -96,7 +96,18 @@ def export(
         if preview:
             return _preview(run_folder, request, repo, not public, report, as_json)
         if to == "hub":
-            about, sentences = _published(run_folder, request, repo, not public, report, as_json)
+            from backend.export.hub_upload import need_token, whose
+            from backend.export.publishing import prepare_upload, send
+
+            token = need_token()
+            repo_id = full_repo_id(run_folder, repo, None if "/" in repo else asdict(whose(token)))
+            prepared = prepare_upload(run_folder, repo_id, request, report)
+            count, size = len(prepared.files()), prepared.bytes  # what was sent is deleted
+            with nullcontext(report) if as_json else _byte_bar() as progress:
+                done = send(prepared, token, progress, private=not public, overwrite=overwrite)
+            sentences = [f"{count} files are there as one commit, {done.commit[:7]}."]
+            about = {"path": str(run_folder.path), "place": done.url, "bytes": size, "commit": done.commit}
+            about |= {"sentences": sentences}
         else:
             exported = export_run(run_folder, request, report)
             about, sentences = exported.to_dict(), exported.sentences()
@@ -168,23 +179,6 @@ def _preview(
     console.print(f"\n{gigabytes(prepared.bytes)} would go to {target}. Nothing has been sent.", highlight=False)
     console.print(f"Logged in as {account['name']} ({account['source']})." if account else problem, highlight=False)
     console.print(f"The card can be edited: {prepared.folder / 'README.md'}", highlight=False, soft_wrap=True)
-
-
-def _published(
-    run: RunFolder, export: Export, repo: str, private: bool, report: Callable[..., None], as_json: bool
-) -> tuple[dict[str, Any], list[str]]:
-    from backend.export.hub_upload import need_token, whose
-    from backend.export.publishing import prepare_upload, send
-
-    token = need_token()
-    account = None if "/" in repo else asdict(whose(token))
-    prepared = prepare_upload(run, full_repo_id(run, repo, account), export, report)
-    count, size = len(prepared.files()), prepared.bytes  # what was sent is deleted
-    with nullcontext(report) if as_json else _byte_bar() as progress:
-        done = send(prepared, token, progress, private=private, overwrite=export.overwrite)
-    sentences = [f"{count} files are there as one commit, {done.commit[:7]}."]
-    about = {"path": str(run.path), "place": done.url, "bytes": size, "commit": done.commit}
-    return about | {"sentences": sentences}, sentences
 
 
 def full_repo_id(run: RunFolder, repo: str, account: dict[str, Any] | None) -> str:

@@ -36,12 +36,13 @@ def where(
     """List every folder that GRPO Studio writes to, with sizes; --remove lists what it deletes with --yes."""
     if yes and not remove:
         raise UserError("yes", "--yes goes with --remove settings or --remove kernels.")
+    if remove not in ("", "settings", "kernels"):
+        raise UserError("remove", f"{quote(remove, 40)} cannot be removed by a command; settings and kernels can.")
+    preferences = places.preferences_folder()
+    settings = sorted(path for pattern in PREFERENCE_FILES for path in preferences.glob(pattern) if path.is_file())
+    kernels = Path(tempfile.gettempdir()) / "mlx"  # what mlx compiles for a CPU, for every program that uses it
     if remove:
-        if remove not in ("settings", "kernels"):
-            sentence = f"{quote(remove, 40)} cannot be removed by a command; settings and kernels can."
-            raise UserError("remove", sentence)
-        kernels = _kernel_cache()
-        files = _preference_files() if remove == "settings" else [kernels] * kernels.is_dir()
+        files = settings if remove == "settings" else [kernels] * kernels.is_dir()
         if any(is_held(file) for file in files if file.suffix == ".lock"):
             sentence = "A window of GRPO Studio is open, and would write its preferences again; close it first."
             raise UserError("remove", sentence)
@@ -56,34 +57,13 @@ def where(
             tell(path)
         done = "Deleted." if yes else f"Would be deleted by: where --remove {remove} --yes"
         return tell(done if files else "There is nothing to delete.")
-    rows = _stored_places()
-    if as_json:
-        return tell_json(rows)
-    for row in rows:
-        files = "1 file" if row["files"] == 1 else f"{row['files']:,} files"
-        size = f"{gigabytes(row['bytes'])} in {files}" if row["files"] else "nothing yet"
-        shared = ", shared with other programs" if row["is_shared"] else ""
-        tell(f"{row['title']}: {size}{shared}\n    {row['path']}\n    {row['remedy']}")
-
-
-def _preference_files() -> list[Path]:
-    folder = places.preferences_folder()
-    return sorted(path for pattern in PREFERENCE_FILES for path in folder.glob(pattern) if path.is_file())
-
-
-def _kernel_cache() -> Path:
-    """The folder in which mlx keeps what it compiles for a CPU, for every program that uses it."""
-    return Path(tempfile.gettempdir()) / "mlx"
-
-
-def _stored_places() -> list[dict[str, Any]]:
-    by_hand, preferences = "Delete the folder by hand.", places.preferences_folder()
+    by_hand = "Delete the folder by hand."
     keep_runs = "Move runs to the trash on the Runs page, or delete the folder by hand: they hold what was trained."
     rows = [
         ("runs", "runs", places.runs_folder(), keep_runs),
         ("settings", "preferences, stored forms", preferences, "where --remove settings deletes it."),
         ("lm-studio", "models in LM Studio", places.lm_studio_models() / "grpo-studio", "Delete models in LM Studio."),
-        ("kernels", "kernels compiled by mlx", _kernel_cache(), "where --remove kernels deletes it."),
+        ("kernels", "kernels compiled by mlx", kernels, "where --remove kernels deletes it."),
         ("hub", "Hugging Face cache", hub_cache(), "Other programs use it too; hf cache deletes from it."),
     ]
     if sys.platform == "darwin":
@@ -93,14 +73,20 @@ def _stored_places() -> list[dict[str, Any]]:
         ]
     stored: list[dict[str, Any]] = []
     for key, title, path, remedy in rows:
-        files = (entry.path for entry in walk(path) if not entry.is_dir(follow_symlinks=False))
+        below = (entry for entry in walk(path) if not entry.is_dir(follow_symlinks=False))
         sizes: list[int] = []
-        for file in _preference_files() if key == "settings" else files:
+        for file in settings if key == "settings" else below:
             with suppress(OSError):  # deleted in the meantime
                 sizes.append(os.lstat(file).st_size)  # what a link points to counts where it lies
         about = {"key": key, "title": title, "path": str(path), "bytes": sum(sizes), "files": len(sizes)}
         stored.append(about | {"is_shared": key in ("kernels", "hub"), "remedy": remedy})
-    return stored
+    if as_json:
+        return tell_json(stored)
+    for row in stored:
+        files = "1 file" if row["files"] == 1 else f"{row['files']:,} files"
+        size = f"{gigabytes(row['bytes'])} in {files}" if row["files"] else "nothing yet"
+        shared = ", shared with other programs" if row["is_shared"] else ""
+        tell(f"{row['title']}: {size}{shared}\n    {row['path']}\n    {row['remedy']}")
 
 
 @verb

@@ -1,13 +1,11 @@
 """The verbs about existing runs: `runs`, `doctor`, `compare`, `replay`, `clone`, `change` and `track`."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -40,9 +38,6 @@ from backend.utils.errors import UserError
 from backend.utils.file_lock import held
 from backend.utils.places import path_text, runs_folder
 from backend.utils.text import quote
-
-if TYPE_CHECKING:
-    from backend.trainer.health.watch import Examination
 
 
 @verb
@@ -90,21 +85,18 @@ def runs(
 @verb
 def doctor(run: RunName, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """Diagnose a run: problems, their steps and limits, and what to do about them."""
+    from backend.trainer.health.rules import RULES
     from backend.trainer.health.watch import examine
 
     examination = examine(find_run(run, runs_dir))
-    tell_json(examination.to_dict()) if as_json else tell(report(examination))
-
-
-def report(examination: Examination) -> str:
-    from backend.trainer.health.rules import RULES
-
+    if as_json:
+        return tell_json(examination.to_dict())
     counts = {"step": examination.steps, "evaluation": examination.evaluations}
     counted = ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts.items())
     lines = [f"{examination.run}: {examination.state}, {counted}."]
     lines += [examination.sentence] if examination.sentence else []
     if not examination.steps:
-        return "\n".join([*lines, "There is no finished step to look at."])
+        return tell("\n".join([*lines, "There is no finished step to look at."]))
     for episode in examination.episodes:
         since, until = f"{episode.since:,}", episode.until
         when = f"since step {since}" if until is None else f"steps {since} to {until:,}"
@@ -122,7 +114,7 @@ def report(examination: Examination) -> str:
     for why, rules in (("is too short for", needed), ("did not measure", examination.not_measured)):
         missing = "; ".join(f"{RULES[code].title} ({lacks})" for code, lacks in rules.items())
         lines += ["", f"Not looked at, because the run {why} it: {missing}."] if missing else []
-    return "\n".join(lines)
+    tell("\n".join(lines))
 
 
 @verb

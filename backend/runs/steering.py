@@ -169,19 +169,6 @@ def stage_configs(config: Config) -> list[Config]:
     return configs or [config]
 
 
-def stage_change(config: Config, changes: Sequence[Change], step: int) -> Change | None:
-    """The change of a stage that begins at `step`, if any, after the user's `changes`."""
-    if not config.stages or step == 1 or first_step(config.stages, index := stage_at(config.stages, step)) != step:
-        return None
-    earlier = [change for change in changes if change.step < step]
-    old, new = (config_at(config, earlier, at).model_dump() for at in (step - 1, step))
-    own = own_config(config, earlier, step - 1).model_dump()
-    old |= stage_data(own, index - 1) | scoring_of(own, index - 1)
-    new |= stage_data(own, index) | scoring_of(own, index)
-    pairs = {key: (old[key], new[key]) for key in STAGE_KEYS if key != "iters" and old[key] != new[key]}
-    return Change(step, pairs) if pairs else None
-
-
 def changed_values(changes: Sequence[Change], step: int | None = None, since: int = 0) -> dict[str, Any]:
     held = (change for change in changes if since <= change.step and (step is None or change.step <= step))
     return {key: pair[1] for change in held for key, pair in change.settings.items()}
@@ -224,8 +211,17 @@ class Steering:
         return config_at(self.config, self.changes, step)
 
     def beginning_at(self, step: int) -> list[Change]:
-        of_stage = stage_change(self.config, self.changes, step)
-        return ([of_stage] if of_stage else []) + [change for change in self.changes if change.step == step]
+        """The changes that hold from `step` on, first that of a stage which begins there."""
+        found, stages = [change for change in self.changes if change.step == step], self.config.stages
+        if not stages or step == 1 or first_step(stages, index := stage_at(stages, step)) != step:
+            return found
+        earlier = [change for change in self.changes if change.step < step]
+        old, new = (config_at(self.config, earlier, at).model_dump() for at in (step - 1, step))
+        own = own_config(self.config, earlier, step - 1).model_dump()
+        old |= stage_data(own, index - 1) | scoring_of(own, index - 1)
+        new |= stage_data(own, index) | scoring_of(own, index)
+        pairs = {key: (old[key], new[key]) for key in STAGE_KEYS if key != "iters" and old[key] != new[key]}
+        return [Change(step, pairs), *found] if pairs else found
 
     def take(self, begun: int) -> tuple[str, str]:
         """Record the change that the window has requested. → level and sentence."""
