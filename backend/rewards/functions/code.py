@@ -223,7 +223,7 @@ def assert_tests(sources: list[str], setup: str = "", entry_point: str = "") -> 
                 asserting[statement.name] = required
                 takes_nothing = isinstance(statement, ast.FunctionDef) and not ast.unparse(statement.args)
                 if statement.name.startswith("test_") and takes_nothing:
-                    end_test([ast.Expr(_call(statement.name))], required)
+                    end_test([_call(statement.name)], required)
         elif isinstance(statement, ast.Import | ast.ImportFrom | ast.ClassDef):
             prepared += observations.replaced([statement])[0]
         elif isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
@@ -234,14 +234,14 @@ def assert_tests(sources: list[str], setup: str = "", entry_point: str = "") -> 
         else:
             before.append(statement)
     if entry_point.isidentifier() and "check" in asserting and not tests:
-        end_test([ast.Expr(_call("check", ast.Name(entry_point, ast.Load())))], asserting["check"])
+        end_test([_call("check", ast.Name(entry_point, ast.Load()))], asserting["check"])
     if not tests:
         raise ValueError("they assert nothing")
     return AssertTests(_unparsed(prepared), tests, observations.expected)
 
 
-def _call(function: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(function, ast.Load()), list(arguments), [])
+def _call(function: str, *arguments: ast.expr) -> ast.Expr:
+    return ast.Expr(ast.Call(ast.Name(function, ast.Load()), list(arguments), []))
 
 
 class _Observations(ast.NodeTransformer):
@@ -263,21 +263,13 @@ class _Observations(ast.NodeTransformer):
         return body, frozenset(required)
 
     def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
-        conjuncts, waiting = list[ast.expr](), [node.test]
-        while waiting:
-            condition = waiting.pop(0)
-            if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And):
-                waiting = [*condition.values, *waiting]
-            else:
-                conjuncts.append(condition)
-        return [ast.Expr(self._observation(condition)) for condition in conjuncts]
-
-    def _observation(self, condition: ast.expr) -> ast.Call:
-        number = len(self.expected)
+        condition, number = node.test, len(self.expected)
+        if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And):
+            return [made for part in condition.values for made in self.visit_Assert(ast.Assert(part))]
         if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
             self.expected[number] = lambda claim: decoded(claim["value"]) is True
             truth = ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), condition))
-            return _call(OBSERVE, ast.Constant(number), truth)
+            return [_call(OBSERVE, ast.Constant(number), truth)]
         name, left, right = type(condition.ops[0]).__name__, condition.left, condition.comparators[0]
         for literal, observed in ((right, left), (left, right)):
             try:
@@ -288,7 +280,7 @@ class _Observations(ast.NodeTransformer):
                 # `is` between a value from another process and a literal means nothing but for the singletons.
                 name = {"Is": "Eq", "IsNot": "NotEq"}.get(name, name)
             self.expected[number] = partial(_holds, name, value, literal is right)
-            return _call(OBSERVE, ast.Constant(number), observed)
+            return [_call(OBSERVE, ast.Constant(number), observed)]
 
         def pair_holds(claim: Mapping[str, Any]) -> bool:
             if "truth" in claim:  # of two objects that are no plain values
@@ -297,7 +289,7 @@ class _Observations(ast.NodeTransformer):
             return bool(OPERATORS[name](left, right))
 
         self.expected[number] = pair_holds
-        return _call(OBSERVE_PAIR, ast.Constant(number), ast.Constant(name), left, right)
+        return [_call(OBSERVE_PAIR, ast.Constant(number), ast.Constant(name), left, right)]
 
 
 def _holds(name: str, literal: Any, is_right: bool, claim: Mapping[str, Any]) -> bool:
