@@ -142,7 +142,7 @@ def test_the_rewards_are_those_of_the_run(config: Config, splits: Splits, folder
         if each.about.name not in WITH_CHILD
     ]
     state = TrainerState(max_completion_length=config.max_completion_length)
-    score([group], functions, [1.0] * len(functions), 60.0, state)
+    score([group], functions, 60.0, state)
     ours = {
         each.about.name: [completion.scores[each.about.name] for completion in group.completions] for each in functions
     }

@@ -91,13 +91,8 @@ def test_scores_logs_and_rewards_are_those_of_the_trainers_own_process(scorer, t
     groups = [make_group("a", "bbb", **columns), make_group("cc", **columns)]
     reports = [scored(mine, *groups), scored(mine, *groups)]
     there = [completion.scores | {"reward": completion.reward} for group in groups for completion in group.completions]
-    here = score(
-        groups,
-        resolve([f"{tmp_path / 'mine.py'}::{name}" for name in ("plain", "judge", "types_of")]),
-        [1.0] * 3,
-        20.0,
-        STATE,
-    )
+    entries = [f"{tmp_path / 'mine.py'}::{name}" for name in ("plain", "judge", "types_of")]
+    here = score(groups, resolve(entries), 20.0, STATE)
     assert there == [each.scores | {"reward": each.reward} for group in groups for each in group.completions]
     assert reports[1].columns == here.columns == {"length": [1, 3, 2]} and reports[1].metrics == here.metrics == {
         "steps": 3.0

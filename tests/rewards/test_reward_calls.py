@@ -247,10 +247,10 @@ def test_functions_of_a_users_file_take_arguments_too(write) -> None:
     parameter = make_group("ab", level=1, ground_truth=5)
     called = ["scaled(factor=3, name=three)", "scaled", "odd(1)", "needs", "scaled(level=[10], name=ten)"]
     functions = resolve(called, path)
-    score([parameter], functions, [1.0] * 5, 5.0)
+    score([parameter], functions)
     # a column fills a user's parameter, as in TRL, unless the entry sets it
     bare = make_group("a")
-    score([bare], resolve(["needs(ground_truth=[3])"], path), [1.0], 5.0)
+    score([bare], resolve(["needs(ground_truth=[3])"], path))
     assert bare.completions[0].scores == {"needs": 3.0}
     assert parameter.completions[0].scores == {"three": 7.0, "scaled": 5.0, "odd(1)": 7.0, "needs": 5.0, "ten": 14.0}
 

@@ -77,7 +77,7 @@ def sentence_of(path: Path) -> str:
 
 def run(path: Path, *names: str, kind: str | None = None) -> list[dict[str, float | None]]:
     group = Group(Problem(0, "p", [], [], "4", kind), [Completion([1], [0.0], each, "eos") for each in ("4", "{}")])
-    score([group], resolve(list(names), path), [1.0] * len(names), 5.0)
+    score([group], resolve(list(names), path))
     return [completion.scores for completion in group.completions]
 
 
@@ -201,7 +201,7 @@ def chat(*texts: str, column: str = "prompt", **row: object) -> Group:
 
 def scored(calls, *groups: Group, timeout_s: float = 5.0, **about) -> Answer:
     functions = [reward_function(name, call) for name, call in calls.items()]
-    return score(list(groups), functions, [1.0] * len(functions), timeout_s, **about)
+    return score(list(groups), functions, timeout_s, **about)
 
 
 # Files
@@ -246,7 +246,7 @@ def test_a_file_written_for_trl_runs_unchanged(write, tmp_path: Path) -> None:
     assert [function.about.name for function in functions] == names
     assert [function.about.file for function in functions] == [path, path, path, path, None]
     group = chat("<think>a</think>4", "5", ground_truth=4)
-    report = score([group], functions, [1.0] * 5, 5.0, TrainerState(step=7, max_steps=9))
+    report = score([group], functions, trainer_state=TrainerState(step=7, max_steps=9))
     scores = [list(completion.scores.values()) for completion in group.completions]
     assert scores == [[1, 1, 2, 0, 0], [0, None, 2, 0, 0]]
     assert (report.columns, report.metrics) == ({"judged": [7, 7]}, {"judged/share": 0.5})
@@ -268,7 +268,7 @@ def test_each_file_is_run_once_and_may_be_the_registering_one_too(write, tmp_pat
     resolve(["trl_file.py::mine", f"{tmp_path}/../{tmp_path.name}/trl_file.py::other"], base=tmp_path)
     assert capsys.readouterr().out == "loading\n"
     group = chat("a")
-    score([group], functions, [1.0] * 3, 5.0)
+    score([group], functions)
     # `known` is called our way, with texts; `mine` is the same function, called as TRL calls it
     assert group.completions[0].scores == {"known": 1.0, "mine": 0.0, "other": 0.0}
 
@@ -303,7 +303,7 @@ def test_a_function_that_indexes_messages_gets_messages_of_text_rows_too(write, 
     functions = resolve(entries, path, tmp_path)  # none is registered: the file's are found by name
     assert [function.takes_messages for function in functions] == [True, True, True, False, True, True]
     group = make_group("ab", prompt="What is 2 + 2?")
-    score([group], functions, [1.0] * 6, 5.0)
+    score([group], functions)
     assert list(group.completions[0].scores.values()) == [1.0] * 6
     registered = write(
         f"    from backend.rewards import register_reward_function{INDEXING}    register_reward_function()(first)"
@@ -328,7 +328,7 @@ def test_a_function_that_indexes_messages_gets_messages_of_text_rows_too(write, 
 def test_a_failure_names_file_and_line(write, tmp_path: Path, body: str, words: str) -> None:
     write(f"\n\ndef f(completions, log_extra, log_metric, **kwargs):\n    {body}\n", "trl_file.py")
     with pytest.raises(RewardError) as caught:
-        score([make_group("a", "b")], resolve(["trl_file.py::f"], base=tmp_path), [1.0], 0.3)
+        score([make_group("a", "b")], resolve(["trl_file.py::f"], base=tmp_path), 0.3)
     (fault,) = caught.value.faults
     assert words in fault.sentence
 
@@ -347,7 +347,7 @@ def seen_by(group: Group, style: str) -> tuple:
     function = reward_function("mine", inputs)
     if style == "trl":
         function = replace(function, dialect="trl")
-    score([group], [function], [1.0], 5.0)
+    score([group], [function])
     return seen[0]
 
 
@@ -394,11 +394,11 @@ def test_trl_functions_get_columns_as_they_are() -> None:
         "extra": {"a": 1},
     }
     state = TrainerState(step=3)
-    score([group], [replace(reward_function("mine", takes_columns), dialect="trl")], [1.0], 5.0, state)
+    score([group], [replace(reward_function("mine", takes_columns), dialect="trl")], trainer_state=state)
     assert [columns[name] for name in ("answer", "types", "ids", "extra")] == [[4], ["sum"], [[0, 1]], [{"a": 1}]]
     assert columns["trainer_state"] == replace(state, reward_timeout=5.0) and "prompt" not in columns
     columns.clear()
-    score([group], [reward_function("mine", takes_columns)], [1.0], 5.0, state)
+    score([group], [reward_function("mine", takes_columns)], trainer_state=state)
     assert (columns["answer"], columns["types"]) == (["four"], ["sum"])
 
 

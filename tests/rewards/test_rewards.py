@@ -36,7 +36,7 @@ def r1(text: str, answer: str = "4") -> tuple[float, ...]:
 
 def scored(call, *texts: str, timeout_s: float = 5.0, **about) -> list[float | None]:
     group = make_group(*(texts or ("a", "b")), **about)
-    score([group], [reward_function("mine", call)], [1.0], timeout_s)
+    score([group], [reward_function("mine", call)], timeout_s)
     return [completion.scores["mine"] for completion in group.completions]
 
 
@@ -137,7 +137,7 @@ def test_reward_is_the_weighted_sum_over_functions_with_an_opinion() -> None:
         reward_function("length", lambda completions, **_: [len(text) for text in completions]),
         reward_function("picky", lambda completions, **_: [10 if "b" in text else None for text in completions]),
     ]
-    report = score([first, second], functions, [2.0, 0.5], 5.0)
+    report = score([first, second], functions, weights=[2.0, 0.5])
     assert [c.reward for c in first.completions + second.completions] == [2.0, 9.0, 6.0]
     assert first.completions[0].scores == {"length": 1.0, "picky": None}
     assert len(report.seconds) == 2 and all(s >= 0 for s in report.seconds)
@@ -150,7 +150,7 @@ def test_a_function_is_called_once_with_the_completions_of_all_groups() -> None:
         calls.append((prompts, completions, answer, types))
         return [0] * len(prompts)
 
-    score([make_group("a", "b"), make_group("c", answer="5", kind="sum")], [reward_function("mine", mine)], [1.0], 5.0)
+    score([make_group("a", "b"), make_group("c", answer="5", kind="sum")], [reward_function("mine", mine)])
     assert calls == [(["What is 2 + 2?"] * 3, ["a", "b", "c"], ["4", "4", "5"], [None, None, "sum"])]
 
 
@@ -174,7 +174,7 @@ def test_a_function_that_sorts_its_inputs_does_not_change_the_next_functions_inp
     group = make_group("b", "a")
     sorts = reward_function("sorts", lambda completions: completions.sort() or [0, 0])
     looks = reward_function("looks", lambda completions: [text == "b" for text in completions])
-    score([group], [sorts, looks], [1.0, 1.0], 5.0)
+    score([group], [sorts, looks])
     assert [completion.scores["looks"] for completion in group.completions] == [1.0, 0.0]
 
 

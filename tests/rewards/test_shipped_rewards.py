@@ -337,7 +337,7 @@ def test_a_missing_length_limit_is_refused(entry: str) -> None:
 def test_diversity_knows_the_groups_by_their_prompts() -> None:
     first, second = make_group("a b", "a b"), make_group("a b", "c d")
     second.problem.prompt = "another"
-    score([first, second], resolve(["diversity"]), [1.0], 20)
+    score([first, second], resolve(["diversity"]), 20)
     assert [c.reward for group in (first, second) for c in group.completions] == [0.0, 0.0, 1.0, 1.0]
     assert scores_of("diversity(ngram_size=1)", ["b a", "a b"]) == [0.0, 0.0]
     with pytest.raises(UserError, match="ngram_size must be from 1 to 20"):

@@ -1,10 +1,10 @@
 """Builds completions and scores them with `reward_functions` entries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from backend.rewards.calls import Poll, ThreadCaller, wait_on
+from backend.rewards.calls import ThreadCaller
 from backend.rewards.resolve import RewardFunction, resolve
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import Answer, FunctionHost, RewardSource, TrainerState
@@ -16,15 +16,14 @@ _caller = ThreadCaller()  # one for all steps, as a run has it
 def score(
     groups: list[Group],
     functions: list[RewardFunction],
-    weights: list[float],
-    timeout_s: float,
+    timeout_s: float = 5.0,
     trainer_state: TrainerState | None = None,
-    poll: Poll = wait_on,
+    weights: Sequence[float] = (),
 ) -> Answer:
-    """Score with these functions in this process, each call in a thread."""
+    """Score with these functions in this process, each call in a thread. Weights are 1 by default."""
     host = FunctionHost(_caller, resolve=lambda *_: functions)
     scorer = Scorer(RewardSource([[]], None, Path.cwd()), host, timeout_s)
-    return scorer.score(groups, 0, weights, timeout_s, trainer_state or TrainerState(), poll)
+    return scorer.score(groups, 0, weights or [1.0] * len(functions), timeout_s, trainer_state or TrainerState())
 
 
 def reward_function(name: str, call: Callable[..., Any]) -> RewardFunction:
@@ -51,4 +50,4 @@ def scores_of(entry: str, texts: list[str], answer: str = "4", ids: list[list[in
 
 
 def report_of(group: Group, entries: list[str], timeout_s: float = 20.0, **about) -> Answer:
-    return score([group], resolve(entries), [1.0] * len(entries), timeout_s, **about)
+    return score([group], resolve(entries), timeout_s, **about)
