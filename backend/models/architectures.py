@@ -27,7 +27,6 @@ UNTRAINABLE = {
     "muse_spark": "its code is made of Metal kernels that have no gradient",
     "olmo": "its code needs the package ai2-olmo; OLMo 2 and 3 do not",
     "phi3small": "in mlx-lm's code its tokens attend to later ones",
-    "plamo3": "in mlx-lm's code it attends to one token less in decoding than in reading",
     "prism_hadamard_qwen35": "its packed layers take no adapters",
     "recurrent_gemma": "its code in mlx-lm fails as soon as its weights are read",
 }

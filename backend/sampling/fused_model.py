@@ -123,7 +123,7 @@ def is_plain_block(block: Any) -> bool:
     """True if the block has exactly the parts that `DecodingBlock.step` computes."""
     if not isinstance(block, nn.Module) or set(block.children()) != BLOCK_PARTS:
         return False
-    if "attn_scale" in inspect.signature(block.__call__).parameters:  # Ministral scales queries by position
+    if "attn_scale" in inspect.signature(type(block).__call__).parameters:  # Ministral scales queries by position
         return False
     attention: Any = block.self_attn
     mlp: Any = block.mlp

@@ -36,7 +36,9 @@ compiled functions alone take g++ a second."""
 @pytest.mark.parametrize(
     "arch", [pytest.param(arch, marks=() if arch in REPRESENTATIVE else pytest.mark.proof) for arch in RECORD]
 )
-def test_a_type_does_what_the_record_says(arch: str, tmp_path: Path) -> None:
+def test_a_type_does_what_the_record_says(arch: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if arch == "dbrx":  # its code reads arrays in a decoding step, which only a compiled one refuses
+        request.getfixturevalue("compiled")
     assert try_type(arch, tmp_path) == RECORD[arch]
 
 
