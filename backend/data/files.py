@@ -24,7 +24,7 @@ from backend.config.model_and_data_names import DATA_SUFFIXES, of_no_known_type
 from backend.runs.start_progress import LOOKED, telling
 from backend.utils import documents
 from backend.utils.errors import UserError
-from backend.utils.files import open_regular, reason
+from backend.utils.files import open_regular, read_regular, reason
 from backend.utils.machine import machine_bytes
 from backend.utils.text import quote, reason_of
 
@@ -86,10 +86,8 @@ def read_file(path: Path) -> list[Row]:
         if kind != ".json":
             rows = KINDS[kind](path)
             return list(telling(rows, "Reading", path, lambda done: done / len(rows)))
-        with open_regular(path) as file:
-            text = file.read().decode("utf-8-sig")
         try:
-            value = documents.parse_loose_json(text)
+            value = documents.parse_loose_json(read_regular(path).decode("utf-8-sig"))
         except documents.BrokenJson as error:
             line = f" at line {error.line}" if error.line else ""
             raise UserError("data", f"The JSON in {quote(path, PATH)} is broken{line}: {error.why}.") from None
@@ -105,7 +103,7 @@ def read_head(path: Path) -> tuple[list[Row], int] | None:
         size = path.stat().st_size
         if kind in (".jsonl", ".csv") and size > LARGE_TEXT:
             rows = KINDS[kind](path, HEAD_BYTES)
-            return rows[:HEAD_ROWS], round(len(rows) * size / rows.end)
+            return rows[:HEAD_ROWS], round(len(rows) * size / rows._starts[-1])
         if kind != ".parquet" or not size:
             return None
         rows = ParquetRows(path)
@@ -194,10 +192,6 @@ class _TextRows(LazyRows):
                 if most is not None and start >= most:
                     return
         self._starts.append(self._stamp[1])  # where the last row ends
-
-    @property
-    def end(self) -> int:
-        return self._starts[-1]
 
     def __len__(self) -> int:
         return len(self._starts) - 1

@@ -48,7 +48,7 @@ from backend.runs.run_folder import RunFolder, all_runs
 from backend.types import IMAGES, Label, Problem
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import open_regular, user_path
-from backend.utils.hub_cache import is_dataset_cached, local_folder, split_revision
+from backend.utils.hub_cache import local_folder, split_revision
 from backend.vision.tokenizer import with_vision
 
 READING = keys_used_by("rows")  # settings that select rows
@@ -110,11 +110,6 @@ def form_of(data: str) -> str:
     except UserError:
         return "file"
     return kind or "hub"
-
-
-def is_here(data: str) -> bool:
-    """True if the dataset can be read without a download. Paths are never looked up on the Hub."""
-    return form_of(data) != "hub" or is_dataset_cached(data)
 
 
 def hub_choices(data: str, config_name: str) -> dict[str, list[str]]:

@@ -23,6 +23,7 @@ from backend.export.hub_upload import ByteProgress, HubToken, Uploaded, files_of
 from backend.export.model_card import CURVES, CURVES_FILE, SETTINGS_FILE, Curve, model_card, read_facts
 from backend.export.privacy import clean_json_files, refuse_leaks
 from backend.models.hub_client import hub_errors
+from backend.models.model_folder import object_or_empty
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import END, find_choice
 from backend.trainer.evaluation import evaluation_rows
@@ -74,11 +75,8 @@ def prepare_upload(run: RunFolder, repo_id: str, export: Export, progress: Progr
     made_from = {"format": export.format, "weights": _stamp(weights), "evaluation": [_stamp(path) for path in newest]}
     prepared = PreparedUpload(repo_id, run.uploads / repo_id.replace("/", "--"))
     folder = prepared.folder
-    try:
-        if json.loads(prepared.record.read_text(encoding="utf-8")) == made_from and (folder / CARD).is_file():
-            return prepared
-    except (OSError, ValueError, RecursionError):
-        pass  # no record, or another program's
+    if object_or_empty(prepared.record) == made_from and (folder / CARD).is_file():
+        return prepared
     prepared.discard()
     run.uploads.mkdir(exist_ok=True)
     exported = export_run(run, replace(export, to="hub", name=folder.name), progress)

@@ -16,8 +16,8 @@ from backend.data.preview import (
     UNMEASURED,
     PromptLengths,
     cell_text,
+    form_of,
     hub_choices,
-    is_here,
     is_warm,
     kind_of,
     newest_run,
@@ -41,6 +41,7 @@ from backend.tools.host import ToolSchemas
 from backend.tools.load import shown_tools
 from backend.types import content_text
 from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.hub_cache import is_dataset_cached
 from backend.utils.text import quote
 
 Settings = dict[str, Any]  # those that the answer depends on
@@ -97,7 +98,7 @@ _UNCOUNTED = {"max_tokens": 0, "cuts": False, "has_own_limit": False, "type_colu
 def preview(call: QuestionCall, settings: Settings, fetch: bool = False) -> dict[str, Any]:
     """`overview`, or without `fetch` {absent: true} for a Hub dataset that is not on this machine."""
     config = settings_of(settings)
-    if not fetch and not is_here(config.data):
+    if not fetch and form_of(config.data) == "hub" and not is_dataset_cached(config.data):
         return {"absent": True}
     map_rows, faults = map_rows_of(config)
     known = overview(config, map_rows)
