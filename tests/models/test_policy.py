@@ -1,6 +1,7 @@
 """Loading a policy and its reference: what trains, what is shared, what is refused, what is saved."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import load
-from mlx_lm import utils as mlx_lm_utils
 
 from backend.config.config import Config, parse
 from backend.engine.model_probe import split
@@ -171,14 +171,22 @@ def test_float32_masters_keep_updates_that_bfloat16_would_swallow(models: Path) 
     assert changed.astype(mx.float32).mean().item() > 0.99
 
 
-def test_saving_a_hub_model_needs_no_network(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["owner/name", "owner/name@v2"])
+def test_saving_a_hub_model_needs_no_network(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """mlx-lm fetches a model card where it is given an id: a run that ended offline failed to save."""
     config = config_of(folder_of(models), train_type="full", beta=0)
     policy = load_policy(config)
-    monkeypatch.setattr(mlx_lm_utils, "hf_repo_to_path", lambda name: folder_of(models))
+    cached = tmp_path / "hub" / "models--owner--name"
+    shutil.copytree(folder_of(models), cached / "snapshots" / ("0" * 40))
+    (cached / "refs").mkdir()
+    (cached / "refs" / (name.partition("@")[2] or "main")).write_text("0" * 40)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.ModelCard.load", lambda name: pytest.fail("it went to the Hub"))
-    save_model(policy, config.model_copy(update={"model": "owner/name"}), tmp_path)
-    assert mx.array_equal(load(str(tmp_path))[0](TOKENS), policy.model(TOKENS))
+    save_model(policy, config.model_copy(update={"model": name}), tmp_path / "model")
+    assert mx.array_equal(load(str(tmp_path / "model"))[0](TOKENS), policy.model(TOKENS))
 
 
 @pytest.mark.parametrize(("train_type", "quantization"), [("lora", "mxfp4"), ("dora", "8")])
