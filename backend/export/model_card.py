@@ -115,7 +115,7 @@ def read_facts(
     step = find_checkpoint(run, checkpoint).step if checkpoint else last_step
     config = run_config(run, step)
     evaluation, rows = _evaluation(run, step)
-    base = public_name(original or config.model)
+    base = split_revision(public_name(original or config.model))[0]
     is_kept = format_.names == "original" or find_spec("mlx_vlm") is not None  # the part that reads images
     parent, clock = read_parent(run), WorkClock()
     for event in events:
@@ -125,7 +125,7 @@ def read_facts(
     device = chip() or str(versions.get("platform", "")).partition("-")[0] or "unknown"
     return CardFacts(
         repo_id=repo_id,
-        base=split_revision(base)[0],
+        base=base,
         dataset=split_revision(public_name(config.data))[0],
         format=format_,
         reads_images=is_kept and (folder := local_folder(config.model)) is not None and reads_images(folder),
