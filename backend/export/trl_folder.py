@@ -139,13 +139,13 @@ def _write(
         shutil.copyfile(project_root() / path, new / path)
     settings = into_trl(config)
     words = {key: value for key, value in settings.words.items() if key not in ("dataset_config", "dataset_streaming")}
-    name, revision = split_revision(model.name)
+    model_name, revision = split_revision(model.name)
     functions = reward_names(config).values()
     imports = "".join(f"import {module}  # registers its functions\n" for module in reward_modules(config))
     first = len(config.reward_functions) - len(functions)  # after the reward models
     assigned = "".join(f"{function} = FUNCTIONS[{place}]\n" for place, function in enumerate(functions, first))
     words |= {"model_revision": revision} if revision else {}
-    words |= {"model_name_or_path": name, "dataset_name": DATA}
+    words |= {"model_name_or_path": model_name, "dataset_name": DATA}
     words |= {"dataset_train_split": TRAIN, "dataset_test_split": VALIDATION}
     words |= {"reward_funcs": [f"rewards.{function}" for function in functions]}
     if scorers:

@@ -203,6 +203,7 @@ def test_only_a_folder_of_ours_is_replaced(tmp_path: Path) -> None:
     plain = parse({"model": "owner/model", "data": "owner/rows"})
     first = export_trl(plain, "it", tmp_path)
     assert first.left_out == [] and not (first.path / "model").exists()
+    assert (first.path / "README.md").read_text().startswith("# it, for TRL\n")
     with pytest.raises(UserError, match="is there already"):
         export_trl(plain, "it", tmp_path)
     (first.path / "output").mkdir()
