@@ -9,14 +9,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_tokenizer
 
 from backend.config.config import parse
 from backend.distributed.leader import Leader
 from backend.distributed.worker import work
-from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.control import Stopped
 from backend.trainer.run_process import train
@@ -80,15 +78,6 @@ def train_on_threads(raw: dict[str, Any], run: RunFolder, size: int, until: int 
     return on_ranks(size, of_rank)[0]
 
 
-def completions(run: RunFolder) -> list[Any]:
-    """Everything that completions.jsonl says of the run."""
-    return [json.loads(line) for line in run.completions.read_text(encoding="utf-8").splitlines()]
-
-
-def metrics(run: RunFolder, kind: str) -> list[dict[str, float]]:
-    return [event["metrics"] for event in read_events(run.events) if event["kind"] == kind]
-
-
 def without_figures(rows: list[Any]) -> list[Any]:
     """Texts, tokens, ends, scores and rewards; advantages to nine digits; nothing of single tokens."""
     for row in rows:
@@ -101,24 +90,18 @@ def without_figures(rows: list[Any]) -> list[Any]:
     return rows
 
 
-def weights(run: RunFolder) -> dict[str, mx.array]:
-    folder = max(run.checkpoints.iterdir())
-    return mx.load(str(next(path for path in folder.glob("*.safetensors") if path.stem != "optimizer")))
-
-
 def assert_same_run(one: RunFolder, other: RunFolder) -> None:
-    ends = [[event["kind"] for event in read_events(run.events)][-1] for run in (one, other)]
-    assert ends == ["finished", "finished"]
-    assert without_figures(completions(other)) == without_figures(completions(one))
+    assert [small_run.kinds(run)[-1] for run in (one, other)] == ["finished", "finished"]
+    assert without_figures(small_run.rows(other)) == without_figures(small_run.rows(one))
     for kind in ("step", "eval"):
-        expected, found = metrics(one, kind), metrics(other, kind)
+        expected, found = small_run.metrics(one, kind), small_run.metrics(other, kind)
         assert len(expected) == len(found) > 0
         for own, theirs in zip(expected, found, strict=True):
             assert_same_metrics(own, theirs)
-    own, theirs = weights(one), weights(other)
+    own, theirs = small_run.weights(one), small_run.weights(other)
     assert own.keys() == theirs.keys()
     for name, x in own.items():
-        assert mx.abs(x - theirs[name]).max().item() <= 1e-6, name
+        assert abs(x - theirs[name]).max() <= 1e-6, name
 
 
 def assert_same_metrics(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -145,16 +128,16 @@ def test_two_ranks_make_the_run_of_one(tmp_path: Path) -> None:
     stages = [{"iters": 2, "temperature": 1.0}, {"iters": 1, "reward_functions": ["r1_int"], "scale_rewards": "batch"}]
     raw = settings(tmp_path, num_iterations=2, record_tokens=True, stages=stages)
     shared = assert_shared_run_equals_one(tmp_path, raw, 2)
-    started = next(event for event in read_events(shared.events) if event["kind"] == "started")
+    (started,) = small_run.events(shared, "started")
     assert started["ranks"] == 2 and started["distributed_backend"] == "threads"
     assert [machine["machine"] for machine in started["machines"]] == ["thread-0", "thread-1"]
-    for step in metrics(shared, "step"):
+    for step in small_run.metrics(shared, "step"):
         assert step["ranks/0/prompts"] + step["ranks/1/prompts"] == 4
         assert 0 <= step["waiting_share"] <= 1 and step["time/gradient_sum"] > 0
         for rank in (0, 1):
             assert step[f"ranks/{rank}/memory"] > 0 and step[f"ranks/{rank}/waiting"] >= 0
         assert max(step[f"ranks/{rank}/learn_tokens_per_second"] for rank in (0, 1)) > 0
-    tokens = [completion["token_data"] for row in completions(shared) for completion in row["completions"]]
+    tokens = [completion["token_data"] for row in small_run.rows(shared) for completion in row["completions"]]
     assert tokens and all("learned_logp" in each for each in tokens), "the records of another rank's rows are missing"
 
 
@@ -162,7 +145,7 @@ def test_the_leader_scores_with_reward_models(tmp_path: Path) -> None:
     names = ["low_half", str(write_reward_model(tmp_path / "rm"))]
     raw = settings(tmp_path, iters=2, steps_per_eval=2) | {"reward_functions": names}
     shared = assert_shared_run_equals_one(tmp_path, raw, 2)
-    rewards = [completion["rewards"] for row in completions(shared) for completion in row["completions"]]
+    rewards = [completion["rewards"] for row in small_run.rows(shared) for completion in row["completions"]]
     assert len({each["rm"] for each in rewards}) > 3 and all(each.keys() == {"low_half", "rm"} for each in rewards)
 
 
@@ -201,10 +184,10 @@ def test_ranks_play_in_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     raw |= {"max_completion_length": 500, "max_seq_length": 2000, "iters": 1}
     raw |= {"distillation_weight": 0.5, "success_reward_threshold": 5.0}
     shared = assert_shared_run_equals_one(tmp_path, raw, 2)
-    for row in completions(shared):
+    for row in small_run.rows(shared):
         assert [completion["rewards"]["Game"] for completion in row["completions"]] == [6.0, 0.0, 0.0]
         assert row["prompt"].endswith(".") and " It begins at " in row["prompt"]
-    (step,) = metrics(shared, "step")
+    (step,) = small_run.metrics(shared, "step")
     assert step["self_distillation/reprompted"] == 2 / 3, "the first completion alone is solved"
     assert step["tools/call_frequency"] == 4 / 3 and step["tools/failure_frequency"] == 1 / 4
 
@@ -240,7 +223,7 @@ def test_ranks_make_the_run_of_one_whatever_the_settings(tmp_path: Path, changes
         changes = changes | {"reward_functions": ["low_half", f"{tmp_path}/rare.py::rare"]}
     shared = assert_shared_run_equals_one(tmp_path, settings(tmp_path, **changes), 2)
     if changes.get("reward_weight_schedule") == "adaptive":
-        assert metrics(shared, "step")[-1]["reward_weights/rare"] > 1
+        assert small_run.metrics(shared, "step")[-1]["reward_weights/rare"] > 1
 
 
 @pytest.mark.proof
@@ -273,5 +256,5 @@ def test_labels_are_imitated_on_all_ranks(tmp_path: Path) -> None:
     for run, size in ((alone, 1), (shared, 2)):
         assert train_on_threads(raw, run, size).kind == "finished"
     for kind in ("step", "eval"):
-        for one, two in zip(metrics(alone, kind), metrics(shared, kind), strict=True):
+        for one, two in zip(small_run.metrics(alone, kind), small_run.metrics(shared, kind), strict=True):
             assert [two[name] for name in ("loss", "entropy")] == pytest.approx([one["loss"], one["entropy"]], abs=1e-5)
