@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
@@ -21,7 +23,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from backend.config.config import Config
-from backend.distributed.commands import FILES_VARIABLE, mlx_files
+from backend.distributed.commands import FILES_VARIABLE
 from backend.distributed.ranks import RankInfo
 from backend.training.collectives import Collectives
 from backend.utils.errors import UserError
@@ -191,8 +193,12 @@ class MlxCollectives(FlatCollectives):
 
 def init_collectives(backend: str) -> MlxCollectives:
     """Join the other ranks that the environment names. Raises UserError."""
+    files: dict[str, str] = json.loads(os.environ.get(FILES_VARIABLE, "{}"))
     try:
-        with mlx_files(json.loads(os.environ.get(FILES_VARIABLE, "{}"))):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in files.items():
+                Path(folder, name).write_text(content, encoding="utf-8")
+                os.environ[name] = str(Path(folder, name))
             group = mx.distributed.init(strict=True, backend=backend)
     except (RuntimeError, ValueError) as error:
         raise UserError("distributed_backend", f"The ranks cannot be joined over {backend}: {error}") from error

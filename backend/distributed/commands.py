@@ -9,9 +9,8 @@ import shlex
 import shutil
 import socket
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from backend.distributed.hosts_file import Host, HostsFile
@@ -30,7 +29,7 @@ MPI_OPTIONS = shlex.split(
 """mpirun's options: rank 0 outlives another rank, waiting ranks yield their core, and large sums go round a ring."""
 FIRST_PORT, PORTS = 20_000, 10_000  # below those that systems hand out
 LIBRARY_VARIABLE = "MLX_MPI_LIBNAME"
-FILES_VARIABLE = "GRPO_STUDIO_FILES"  # variable with a JSON object for `mlx_files`
+FILES_VARIABLE = "GRPO_STUDIO_FILES"  # files that MLX reads while it connects: JSON of variable → content
 _USUAL_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin", "/opt/local/bin")  # a Mac app lacks these in its PATH
 
 
@@ -109,16 +108,6 @@ def mlx_environment(hosts: HostsFile, backend: str, rank: int, port: int) -> tup
         variables |= {"NCCL_HOST_IP": first, "NCCL_PORT": str(port)}
         variables |= {"MLX_WORLD_SIZE": str(len(hosts.hosts)), "CUDA_VISIBLE_DEVICES": str(before)}
     return variables, {}
-
-
-@contextlib.contextmanager
-def mlx_files(files: Mapping[str, str]) -> Generator[None]:
-    """Write the files that MLX reads while it connects: the variable that names a file → its content."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            Path(folder, name).write_text(content, encoding="utf-8")
-            os.environ[name] = str(Path(folder, name))
-        yield
 
 
 def mpirun() -> str | None:

@@ -15,7 +15,7 @@ from backend.config import config
 from backend.config.config import SETTINGS, parse
 from backend.sampling.row_costs import QUANTIZED
 from backend.trainer.memory.estimate import GB, Estimate, estimate_run
-from backend.trainer.memory.model_shape import ModelShape, shape_from
+from backend.trainer.memory.model_shape import shape_from
 from backend.utils import places
 from tests.support.cases import cases
 
@@ -84,19 +84,18 @@ def test_a_preset_is_chosen_and_applied_by_keyboard(panel: PresetPanel, draft: D
     assert draft.value("model") == "me/mine"
 
 
-def _qwen3_0_6b() -> ModelShape:
-    shape = shape_from(
-        {"model_type": "qwen3", "torch_dtype": "bfloat16", "tie_word_embeddings": True, "vocab_size": 151936}
-        | {"hidden_size": 1024, "num_hidden_layers": 28, "intermediate_size": 3072}
-        | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
-    )
-    assert shape is not None
-    return shape
+QWEN3: dict[str, Any] = (
+    {"model_type": "qwen3", "torch_dtype": "bfloat16", "tie_word_embeddings": True, "vocab_size": 151936}
+    | {"hidden_size": 1024, "num_hidden_layers": 28, "intermediate_size": 3072}
+    | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+)
 
 
 def estimated(machine: float = 16 * GB, *, gpu: bool = True, **settings: Any) -> Estimate:
     config = parse({"model": "m", "data": "d.jsonl", "quantization": "4", "max_completion_length": 256} | settings)
-    return estimate_run(config, _qwen3_0_6b(), int(machine), 80, gpu=gpu)
+    shape = shape_from(QWEN3)
+    assert shape is not None
+    return estimate_run(config, shape, int(machine), 80, gpu=gpu)
 
 
 def test_fewer_completions_than_a_tile_name_what_a_full_one_gives() -> None:

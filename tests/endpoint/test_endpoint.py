@@ -16,7 +16,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_environment
 from tests.support import small_run
@@ -238,7 +237,7 @@ def test_a_recorded_session_trains_with_a_ratio_of_one(served: Served) -> None:
     raw |= {"temperature": 0.9, "batch_size": 2, "validation_split": 0.0}
     run = RunFolder(served.runs / "recorded")
     assert small_run.train_here(raw, run).kind == "finished"
-    (step,) = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
+    (step,) = small_run.metrics(run)
     assert step["sampling/logp_gap/max"] < 1e-4 and step["grad_norm"] > 0
 
 
