@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -412,7 +412,8 @@ class HelpMenu(QObject):
     def show_shortcuts(self) -> None:
         parts = []
         for top in self._window.menuBar().actions():
-            rows = [action for action in _leaves(top) if not action.shortcut().isEmpty()]
+            entries = top.menu().actions()  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+            rows = [action for action in entries if not action.shortcut().isEmpty()]
             if rows:
                 parts.append(f"<h3>{escape(top.text())}</h3><table width='100%' cellpadding='3'>")
             for row in rows:
@@ -451,12 +452,3 @@ class HelpMenu(QObject):
         trace = str((run.data.ending or {}).get("traceback") or "")
         log = log_lines(run.folder.log, LOG_LINES)
         self.report_problem(ProblemFacts(run.problem, trace, log, raw_settings(run.folder)))
-
-
-def _leaves(action: QAction) -> Iterator[QAction]:
-    menu = action.menu()
-    if menu is None:
-        yield action
-        return
-    for entry in menu.actions():  # pyright: ignore[reportAttributeAccessIssue]
-        yield from _leaves(entry)

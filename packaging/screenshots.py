@@ -177,7 +177,7 @@ def dialogs(window):
     for kind, key in (("model", "model"), ("dataset", "data")):
         prefs.set_member(f"favourite_{kind}", samples.FAVOURITE[kind], True)
         prefs.remember_used(kind, samples.RECENT[kind])
-        page.picking.open(page.form.fields[key])
+        page.form.fields[key].pick_requested.emit()
         yield f"picker-{kind}", next(picker for picker in window.findChildren(Picker) if picker.kind == kind)
     window.files.show_presets()
     panel = window.findChild(PresetPanel)

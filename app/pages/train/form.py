@@ -139,8 +139,7 @@ class Form(TabArea):
         wrong = {problem.setting: problem.sentence for problem in reversed(list(problems))}
         unusual = {warning.setting: warning.sentence for warning in warnings}
         for key, field in self.fields.items():
-            field.show_problem(wrong.get(key, ""))
-            field.show_warning(unusual.get(key, ""))
+            field.show_problem(wrong.get(key, ""), unusual.get(key, ""))
 
     def reveal(self, key: str) -> bool:
         """Focus a field and scroll to it; False if the setting does not apply now."""

@@ -312,14 +312,6 @@ class PlotView(pg.GraphicsView):
         if step is not None:
             self._step_line.setValue(step)
 
-    def sentences_near(self, step: float) -> list[str]:
-        first, last = self.box.viewRange()[0]
-        reach = NEAR_MARK * (last - first) / max(1.0, self.box.width())
-        near = [mark for mark in self._marks if abs(mark.step - step) <= reach]
-        lines = [f"{self.step_axis.steps.text(mark.step)}: {mark.sentence}" for mark in near[:MOST_SENTENCES]]
-        lines = [line[:1].upper() + line[1:] for line in lines]
-        return lines + ([f"and {len(near) - MOST_SENTENCES} more"] if len(near) > MOST_SENTENCES else [])
-
     def _step_at(self, event: QMouseEvent | QWheelEvent) -> float:
         return float(self.box.mapSceneToView(self.mapToScene(event.position().toPoint())).x())
 
@@ -355,9 +347,15 @@ class PlotView(pg.GraphicsView):
         elif self._drag_start is not None and event.buttons() & Qt.MouseButton.LeftButton:
             self._selection.setRegion(sorted((self._drag_start, step)))
             self._selection.setVisible(abs(self._drag_start - step) >= 1)
-        near = self._is_near_curve(event)
-        self.setCursor(Qt.CursorShape.PointingHandCursor if near else Qt.CursorShape.ArrowCursor)
-        QToolTip.showText(event.globalPosition().toPoint(), "\n".join(self.sentences_near(step)), self)
+        is_near = self._is_near_curve(event)
+        self.setCursor(Qt.CursorShape.PointingHandCursor if is_near else Qt.CursorShape.ArrowCursor)
+        first, last = self.box.viewRange()[0]
+        reach = NEAR_MARK * (last - first) / max(1.0, self.box.width())
+        near = [mark for mark in self._marks if abs(mark.step - step) <= reach]
+        lines = [f"{self.step_axis.steps.text(mark.step)}: {mark.sentence}" for mark in near[:MOST_SENTENCES]]
+        lines = [line[:1].upper() + line[1:] for line in lines]
+        lines += [f"and {len(near) - MOST_SENTENCES} more"] if len(near) > MOST_SENTENCES else []
+        QToolTip.showText(event.globalPosition().toPoint(), "\n".join(lines), self)
         self.hovered.emit(step)
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:

@@ -104,13 +104,10 @@ class Field(QWidget):
         """Show a caption below the field; "" hides it."""
         self._note = self._show_caption(self._note, sentence, "problem" if wrong else "muted")
 
-    def show_problem(self, sentence: str) -> None:
-        self._problem = self._show_caption(self._problem, sentence, "problem")
-        set_style_property(self.control, "problem", bool(sentence))
-
-    def show_warning(self, sentence: str) -> None:
-        if not self.control.property("problem"):
-            self._problem = self._show_caption(self._problem, sentence, "muted")
+    def show_problem(self, problem: str, warning: str = "") -> None:
+        """Show a problem, which also marks the control, else a warning."""
+        self._problem = self._show_caption(self._problem, problem or warning, "problem" if problem else "muted")
+        set_style_property(self.control, "problem", bool(problem))
 
     def show_idle(self, is_idle: bool) -> None:
         self.control.setEnabled(not is_idle)
@@ -199,8 +196,13 @@ class MenuField(Field):
     control: ComboBox
 
     def build(self) -> QWidget:
+        self._choices, default_label = list(self.setting.choices), self.setting.default_entry
+        if default_label:
+            default = next(choice for choice in self._choices if choice.value == self.setting.default)
+            entry = Choice(default.value, f"{default_label} ({default.label})", default.sentence)
+            self._choices.insert(0, entry)
         self.control = ComboBox(self)
-        for choice in self._entries():
+        for choice in self._choices:
             if not choice.is_hidden:
                 self._add(choice)
         self.control.activated.connect(self.emit_edited)
@@ -215,18 +217,11 @@ class MenuField(Field):
         self.control.addItem(choice.label, choice.value)
         self.control.setItemData(self.control.count() - 1, choice.sentence, Qt.ItemDataRole.ToolTipRole)
 
-    def _entries(self) -> list[Choice]:
-        choices, default_label = list(self.setting.choices), self.setting.default_entry
-        if not default_label:
-            return choices
-        default = next(choice for choice in choices if choice.value == self.setting.default)
-        return [Choice(default.value, f"{default_label} ({default.label})", default.sentence), *choices]
-
     def value(self) -> Any:
         return self.control.currentData()
 
     def set_control_value(self, raw: Any) -> None:
-        for choice in self._entries():
+        for choice in self._choices:
             if choice.is_hidden and choice.value == raw and self.control.findData(raw) < 0:
                 self._add(choice)
         self.control.choose(str(raw))
