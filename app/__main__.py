@@ -28,7 +28,6 @@ LONGEST_READ_S = 60.0
 FIRST_SIZE = "1280x800"
 READ_AHEAD_MS = 300
 """Delay of imports and of showing the last run, after the first paint. A busy thread would slow the form's building."""
-
 UPDATES_MS = 5000
 
 

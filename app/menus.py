@@ -305,16 +305,14 @@ class ConfigFiles(QObject):
             panel.open()
 
     def save(self) -> bool:
-        """False if it was cancelled or failed."""
-        path = self.session.draft.path
-        return self._save_to(path) if path is not None else self.save_as()
+        return self.save_as(self.session.draft.path)
 
-    def save_as(self) -> bool:
+    def save_as(self, path: Path | None = None) -> bool:
+        """Ask for a path unless one is given. False if it was cancelled or failed."""
         old = self.session.draft.path
-        path = save_file(self._window, "config", "Save config", old.name if old else "config.yaml", YAML, old)
-        return self._save_to(path) if path is not None else False
-
-    def _save_to(self, path: Path) -> bool:
+        path = path or save_file(self._window, "config", "Save config", old.name if old else "config.yaml", YAML, old)
+        if path is None:
+            return False
         with problems_to(self.session.messages.say):
             self.session.draft.save(path)
             self.session.prefs.remember(path)

@@ -312,7 +312,7 @@ class Window(QMainWindow):
         is_elsewhere = run is not None and run.control.is_elsewhere
         self._is_remote = run is not None and run.folder.is_remote
         self.menus.show_state(self._state(), controls=not is_elsewhere, is_remote=self._is_remote)
-        self.strip.show_state(self._state())
+        self.strip.state.show_state(self._state())
         self._show_run_action()
         self._show_progress()
         live = run is not None and run.is_live

@@ -177,14 +177,14 @@ class SwitcherMenu(QFrame):
 
 
 class StateChip(QWidget):
-    def __init__(self) -> None:
+    def __init__(self, spacing: int = 6, **settings: Any) -> None:
         super().__init__()
-        self._dot, self._label = Dot("placeholder"), label()
-        row(self._dot, self._label, into=self, spacing=6)
+        self._dot, self.label = Dot("placeholder"), label(**settings)
+        row(self._dot, self.label, into=self, spacing=spacing)
 
     def show_state(self, state: str) -> None:
         text, role = STATES[state]
-        self._label.setText(text)
+        self.label.setText(text)
         self._dot.show_colour(role)
 
 

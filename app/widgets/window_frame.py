@@ -11,12 +11,12 @@ from PySide6.QtWidgets import QAbstractButton, QFrame, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.basic import icons
-from app.widgets.basic.controls import Dot, ElidedLabel, LinkButton
+from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import BY_KEYBOARD, column, configure, paint_ring, row
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.basic.tables import RIGHT
-from app.widgets.run_header import STATES
+from app.widgets.run_header import StateChip
 
 WIDE, NARROW, ROW, CORNER = 176, 56, 34, 6  # sidebar: its widths, the height of a row, and the radius of its corners
 MARGIN = 12
@@ -123,23 +123,18 @@ class PageButton(QAbstractButton):
 class StatusStrip(QFrame):
     def __init__(self) -> None:
         super().__init__()
-        self._dot = Dot("placeholder")
         figures = theme.figures_font(12)
-        self.state, self.step, self.left, self.memory = (label(font=figures, role="muted") for _ in range(4))
+        self.state = StateChip(theme.SPACE, font=figures, role="muted")
+        self.step, self.left, self.memory = (label(font=figures, role="muted") for _ in range(3))
         wide = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         self.sentence = ElidedLabel(alignment=RIGHT, sizePolicy=wide)
         self.waiting = LinkButton("", tip="Show the queue", shown=False)
         self._take: Callable[[], object] | None = None
         self.offer = LinkButton("", on_click=lambda: self._take and self._take(), shown=False)
-        labels = (self._dot, self.state, self.step, self.left, self.memory, self.waiting)
+        labels = (self.state, self.step, self.left, self.memory, self.waiting)
         row(*labels, (self.sentence, 1), self.offer, into=self, margins=(12, 0, 12, 0))
         self.setFixedHeight(theme.scaled(28))
-        self.show_state("")
-
-    def show_state(self, state: str) -> None:
-        text, role = STATES[state]
-        self.state.setText(text)
-        self._dot.show_colour(role)
+        self.state.show_state("")
 
     def show_progress(self, step: int, total: int, eta_s: float | None, memory_gb: float | None) -> None:
         show_text(self.step, f"step {step:,} of {total:,}" if total else "")

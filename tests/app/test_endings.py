@@ -66,7 +66,7 @@ def enabled(window: Window) -> set[str]:
 
 
 def test_buttons_and_strip_follow_the_run(window: Window, qtbot) -> None:
-    assert enabled(window) == {"run"} and window.strip.state.text() == "No run"
+    assert enabled(window) == {"run"} and window.strip.state.label.text() == "No run"
     folder, menus = running(), window.menus
     with locked(folder):
         run = shown(window, folder, qtbot, "running")

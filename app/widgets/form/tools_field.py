@@ -59,14 +59,13 @@ class ToolModel(RowsModel):
             return None
         if role == Qt.ItemDataRole.CheckStateRole:
             return Qt.CheckState.Checked if self.is_ticked(row) else Qt.CheckState.Unchecked
-        return f"{row.name}, {'used' if self.is_ticked(row) else 'not used'}" if role == ACCESSIBLE else None
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            return f"{row.name}, {'used' if self.is_ticked(row) else 'not used'}"
+        return None
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
         self.toggled.emit(self.rows[index.row()].name)
         return True
-
-
-ACCESSIBLE = Qt.ItemDataRole.AccessibleTextRole
 
 
 class ToolTable(BaseTable):
