@@ -206,9 +206,10 @@ class Menus(QObject):
         history = window.session.draft.history
         history.canUndoChanged.connect(self["undo"].setEnabled)
         history.canRedoChanged.connect(self["redo"].setEnabled)
-        # Bound methods are disconnected when the window is deleted; the history still emits after that.
-        history.undoTextChanged.connect(self._name_history)
-        history.redoTextChanged.connect(self._name_history)
+        # Bound methods are disconnected when the window is deleted; the history still emits after that. It also emits
+        # while it is deleted itself, and can then not be asked for its texts.
+        history.undoTextChanged.connect(self._name_undo)
+        history.redoTextChanged.connect(self._name_redo)
 
     def __getitem__(self, name: str) -> QAction:
         return self.by_name[name]
@@ -240,10 +241,11 @@ class Menus(QObject):
         for name, is_enabled in enabled.items():
             self[name].setEnabled(is_enabled)
 
-    def _name_history(self) -> None:
-        history = self._window.session.draft.history
-        self["undo"].setText(f"Undo {history.undoText()}".strip())
-        self["redo"].setText(f"Redo {history.redoText()}".strip())
+    def _name_undo(self, what: str) -> None:
+        self["undo"].setText(f"Undo {what}".strip())
+
+    def _name_redo(self, what: str) -> None:
+        self["redo"].setText(f"Redo {what}".strip())
 
     def _fill_recent(self) -> None:
         self.recent.clear()
