@@ -7,7 +7,7 @@ the changes of settings that the parent had by that step.
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -122,10 +122,26 @@ def clone(
                 shutil.copy2(parent.adapters / "adapter_config.json", draft.path / "reference")
                 after = parse(after.model_dump() | {"reference_model_path": str(folder.path / "reference")})
             changed = _changed(before, after)
+            state, target = TrainingState(), draft.checkpoints / (saved.path.name if warm else "000000")
+            target.mkdir(parents=True)
             if warm:
-                _copy_warm(parent, saved, changed, draft)
+                state = _copy_warm(parent, saved, changed.keys(), draft)
             else:
-                _copy_cold(parent, saved, after, draft)
+                shutil.copy2(saved.weights_file, target)
+                if after.optimizer != OWN:
+                    fresh = optimizer_of(after)
+                    parameters: Any = tree_unflatten(list(arrays_of(saved, "weights").items()))
+                    fresh.init(parameters)
+                    mx.save_safetensors(str(target / "optimizer.safetensors"), state_arrays(fresh))
+            event_log = EventLog(draft.events)
+            if warm and changed:
+                event_log.write("change", step=state.step + 1, settings=changed)
+            write_state(target, replace(state, events_bytes=event_log.size))
+            how = f"{'from' if warm else 'with the weights of'} {parent.name} after step {saved.state.step}"
+            # A run that waits to be resumed, which cuts this line off.
+            sentence = f"Cloned {how}, and not begun yet."
+            event_log.write("stopped", step=state.step, reason="cloned", sentence=sentence)
+            event_log.close()
             about = parent.adapters / "adapter_config.json"
             if saved.weights_file.name == "adapters.safetensors" and about.is_file():  # for chat before it has begun
                 draft.adapters.mkdir()
@@ -144,30 +160,24 @@ def clone(
     return folder
 
 
-def _copy_warm(parent: RunFolder, saved: Checkpoint, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder) -> None:
-    state, target = saved.state, draft.checkpoints / saved.path.name
-    target.mkdir(parents=True)
+def _copy_warm(parent: RunFolder, saved: Checkpoint, changed: Set[str], draft: RunFolder) -> TrainingState:
+    """Copy what the parent has up to a checkpoint. → its state, without what belongs to `changed` settings."""
     for file in saved.path.iterdir():
-        shutil.copy2(file, target)
+        shutil.copy2(file, draft.checkpoints / saved.path.name)
     events_bytes, completions_bytes = lengths_at(parent, saved)
     _copy_head(parent.events, draft.events, events_bytes)
     _copy_head(parent.completions, draft.completions, completions_bytes)
+    state = replace(saved.state, completions_bytes=completions_bytes)
     if state.gpu_errors_told:  # they have left smaller micro-batches, which round differently
         lines = parent.gpu_errors.read_bytes().splitlines(keepends=True)
         draft.gpu_errors.write_bytes(b"".join(lines[: state.gpu_errors_told]))
-    event_log = EventLog(draft.events)
-    if changed:
-        event_log.write("change", step=state.step + 1, settings=changed)
-    # The state without what belongs to settings that were changed.
-    keys = changed.keys()
-    if keys & {"entropy_coef", "entropy_adaptive"}:
+    if changed & {"entropy_coef", "entropy_adaptive"}:
         state = replace(state, bonus=[])
-    if keys & {"reward_functions", "reward_functions_file", "reward_weight_schedule"}:
+    if changed & {"reward_functions", "reward_functions_file", "reward_weight_schedule"}:
         state = replace(state, reward_weights=[])
-    if keys & {*keys_used_by("rewards", "scoring"), "stages", "best_metric", "best_is_lowest"}:
+    if changed & {*keys_used_by("rewards", "scoring"), "stages", "best_metric", "best_is_lowest"}:
         state.forget_scores()
-    write_state(target, replace(state, events_bytes=event_log.size, completions_bytes=completions_bytes))
-    _end_event_log(event_log, f"Cloned from {parent.name} after step {state.step}, and not begun yet.", state.step)
+    return state
 
 
 def _copy_head(source: Path, target: Path, size: int) -> None:
@@ -175,23 +185,3 @@ def _copy_head(source: Path, target: Path, size: int) -> None:
         return
     with source.open("rb") as file:  # which may still be growing
         target.write_bytes(file.read(size))
-
-
-def _copy_cold(parent: RunFolder, saved: Checkpoint, after: Config, draft: RunFolder) -> None:
-    target = draft.checkpoints / "000000"
-    target.mkdir(parents=True)
-    shutil.copy2(saved.weights_file, target)
-    if after.optimizer != OWN:
-        fresh = optimizer_of(after)
-        parameters: Any = tree_unflatten(list(arrays_of(saved, "weights").items()))
-        fresh.init(parameters)
-        mx.save_safetensors(str(target / "optimizer.safetensors"), state_arrays(fresh))
-    write_state(target, TrainingState())
-    of_step = f"the weights of {parent.name} after step {saved.state.step}"
-    _end_event_log(EventLog(draft.events), f"Cloned with {of_step}, and not begun yet.", 0)
-
-
-def _end_event_log(event_log: EventLog, sentence: str, step: int) -> None:
-    """Mark the clone as a run that waits to be resumed, which cuts the line off."""
-    event_log.write("stopped", step=step, reason="cloned", sentence=sentence)
-    event_log.close()
