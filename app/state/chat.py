@@ -394,8 +394,7 @@ def memory_sentence(choice: ChatChoice, checkpoint: str) -> str:
         settings = choice.config
     except UserError:
         return ""
-    folder = local_folder(settings.model)
-    shape = shape_of(folder) if folder is not None else None
+    shape = shape_of(local_folder(settings.model))
     if shape is None:
         return ""
     weights = next((weights for weights in choice.checkpoints if weights.key == checkpoint), None)

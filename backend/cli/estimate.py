@@ -44,7 +44,7 @@ def estimate(
         read_call(entry)  # else a model that it should name would not count
     model_source(settings.model, "model")
     folder = local_folder(settings.model)
-    shape = shape_of(folder) if folder is not None else None
+    shape = shape_of(folder)
     if folder is None or shape is None:
         why = "is not on this machine" if folder is None else "has no config.json that tells its sizes"
         raise UserError("model", f"The model {settings.model} {why}, so its memory cannot be told.")

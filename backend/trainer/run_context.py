@@ -29,19 +29,11 @@ from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.sampling.speculation import speculation_of
 from backend.tools.host import NO_TOOLS, ToolHost
+from backend.trainer import run_inputs
 from backend.trainer.evaluation.evaluate import evaluation_metrics, sample_of, scored_groups
 from backend.trainer.machine import StepSize
 from backend.trainer.memory.plan import WHOLE_STEP, dtype_here, image_tokens, plan_limits, plan_memory, refuse_too_large
-from backend.trainer.run_inputs import (
-    RecordedRows,
-    RunInputs,
-    StageRows,
-    check_held_out,
-    off_policy,
-    prompt_sets,
-    read_inputs,
-    recorded_group,
-)
+from backend.trainer.run_inputs import RunInputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import StepTimer
 from backend.training.algorithms import build_learner
@@ -184,7 +176,7 @@ class RunContext(StepContext):
     background_tokenizer: BackgroundTokenizer
     evaluation_sets: dict[str, list[Problem]]
     test: list[Problem]
-    stages: list[tuple[Mapping[str, Any], StageRows, TokenizedPrompts]]
+    stages: list[tuple[Mapping[str, Any], run_inputs.StageRows, TokenizedPrompts]]
     longest_prompts: list[int]
     images: int
     slow_paths: list[str]
@@ -297,7 +289,9 @@ class RunContext(StepContext):
         most_tokens = len(problems) * config.group_size * config.max_completion_length
         with work.timer.phase("rollout"):
             vocabulary = self.policy.split_model.vocab_size
-            groups = [recorded_group(problem, config, vocabulary) for problem in problems if problem.recorded]
+            groups = [
+                run_inputs.recorded_group(problem, config, vocabulary) for problem in problems if problem.recorded
+            ]
             groups = groups or self.rollout.sample(
                 problems,
                 config.group_size,
@@ -491,7 +485,7 @@ def load_context(
     """Build what a run computes with. Raises UserError for settings or files that cannot be used. `inputs`: the result
     of `preflight`, else they are read now. `most`: the step size that GPU errors have left. `stages`: the settings of
     each stage. `make`: the class of the result, which takes the fields of `RunContext`."""
-    inputs = inputs or read_inputs(config)
+    inputs = inputs or run_inputs.read_inputs(config)
     engine = engine or Engine()
     device.use(config.device)
     stages = stages or stage_configs(config)
@@ -502,7 +496,7 @@ def load_context(
     policy = engine.load(config.model_copy(update={"dtype": dtype}), note, shared.base if shared else None)
     prompts, of_stages = dict[str, TokenizedPrompts](), list[TokenizedPrompts]()
     counts_rows = config.epochs > 0 and not config.stages  # the length of the run is the number of rows that fit
-    for each in prompt_sets(config, inputs, stages):
+    for each in run_inputs.prompt_sets(config, inputs, stages):
         found = (known for known in of_stages if known.are_of(each.rows, each.format))
         if (made := next(found, None) if each.stage else None) is None:
             make_prompts = shared.tokenized if shared else tokenized
@@ -512,10 +506,10 @@ def load_context(
             of_stages.append(made)
     training = of_stages[0] if config.stages else prompts["train"]
     steps = -(-config.epochs * training.fitting // config.prompts_per_step) if counts_rows else config.iters
-    if isinstance(training, RecordedRows):
-        config, sentence = off_policy(config, steps * config.prompts_per_step / len(training))
+    if isinstance(training, run_inputs.RecordedRows):
+        config, sentence = run_inputs.off_policy(config, steps * config.prompts_per_step / len(training))
         note(sentence)
-    check_held_out(inputs.splits, config)
+    run_inputs.check_held_out(inputs.splits, config)
     count = config.val_batches * config.prompts_per_evaluation_batch
     named = ["valid", *inputs.splits.evals]
     evaluation_sets = {"" if name == "valid" else name: prompts[name].first(count) for name in named if name in prompts}

@@ -14,7 +14,7 @@ from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS, SMALLEST_CHUNK, head_
 from backend.judges.model_reward import loaded_models
 from backend.runs.steering import stage_configs
 from backend.trainer.memory.model_shape import Linear, ModelShape, shape_of
-from backend.trainer.memory.phases import DTYPE_BYTES, PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase, row_costs_of
+from backend.trainer.memory.phases import DTYPE_BYTES, PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.machine import has_gpu
@@ -149,17 +149,16 @@ def estimate_run(
     for settings in (each.model_copy(update=changes) for each in configs):
         fitted = replace(fit(settings), speed_note=speed_note)
         if not fitted.fits:
-            fitted = replace(fitted, advice=_advice(settings, shape, fit))
+            fitted = replace(fitted, advice=_advice(fitted.memory, fit))
         elif gpu and not settings.learns_labels:
-            fitted = replace(fitted, speed_note=_row_tip(settings, shape, fitted, fit))
+            fitted = replace(fitted, speed_note=_row_tip(fitted, fit))
         estimates.append(fitted)
     return max(estimates, key=lambda result: (not result.fits, result.total))
 
 
 def choose_dtype(configs: Sequence[Config], machine: int, *, gpu: bool) -> tuple[str, str]:
     """(`dtype` that runs compute in, a sentence on it): on a CPU float32 for "auto" where all fit."""
-    folder = local_folder(configs[0].model)
-    shape = shape_of(folder) if folder is not None else None
+    shape = shape_of(local_folder(configs[0].model))
     if gpu or shape is None:
         return configs[0].dtype, ""
     estimate = estimate_run(configs[0], shape, machine, gpu=False, stages=configs)
@@ -277,7 +276,8 @@ def _halvings(first: int, last: int) -> Iterator[int]:
     yield min(first, last)
 
 
-def _advice(config: Config, shape: ModelShape, fit: Callable[[Config], Estimate]) -> str:
+def _advice(memory: MemoryModel, fit: Callable[[Config], Estimate]) -> str:
+    config, shape = memory.config, memory.shape
     changes: dict[str, dict[str, Any]] = {}
     if config.train_type == "full":
         changes["With LoRA instead of full fine-tuning"] = {"train_type": "lora"}
@@ -306,14 +306,14 @@ def _advice(config: Config, shape: ModelShape, fit: Callable[[Config], Estimate]
     return f"Choose a smaller model; {condition} this one still needs {format_bytes(tried[least])}."
 
 
-def _row_tip(config: Config, shape: ModelShape, now: Estimate, fit: Callable[[Config], Estimate]) -> str:
+def _row_tip(now: Estimate, fit: Callable[[Config], Estimate]) -> str:
+    config, costs = now.memory.config, now.memory.row_costs
     count = config.prompts_per_step * config.group_size
-    costs = row_costs_of(config, shape, gpu=True)
     full = costs.filled(count)
     slower = costs.time_of(full) / costs.time_of(count)
     gain = full / count / slower
     # With states one prompt's group is decoded at a time, however many there are.
-    if not shape.is_attention_only or gain < LEAST_GAIN or now.plan.rows < costs.planned(count):
+    if not now.memory.shape.is_attention_only or gain < LEAST_GAIN or now.plan.rows < costs.planned(count):
         return ""
     # About: the product of whole prompts and a whole group is not always `full`.
     filled = fit(config.model_copy(update={"group_size": -(-full // config.prompts_per_step)}))

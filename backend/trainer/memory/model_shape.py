@@ -149,8 +149,10 @@ def is_usual(layer: tuple[Linear, ...]) -> bool:
     return all(any(linear.name.endswith(end) for linear in layer) for end in ("o_proj", "down_proj"))
 
 
-def shape_of(folder: Path) -> ModelShape | None:
-    """The shape of the model in `folder`; None where its config.json lacks sizes."""
+def shape_of(folder: Path | None) -> ModelShape | None:
+    """The shape of the model in `folder`; None without one, and where its config.json lacks sizes."""
+    if folder is None:
+        return None
     try:
         config = documents.parse_loose_json(read_text(folder / "config.json", "model"))
     except (UserError, documents.BrokenJson):  # whoever opens the model says so

@@ -21,7 +21,7 @@ from backend.engine.chunk_sizes import (
 from backend.judges.model_reward import loaded_models
 from backend.models.architectures import ALL_LINEAR, is_named
 from backend.runs.saved_weights import WeightChoice
-from backend.sampling.row_costs import RowCosts, row_costs
+from backend.sampling.row_costs import row_costs
 from backend.trainer.memory.model_shape import (
     DTYPE_BYTES,
     Linear,
@@ -108,7 +108,8 @@ class MemoryModel:
         if self.row:
             self.completions = config.prompts_per_evaluation_batch * (config.num_generations_eval or self.group)
             self.group, self.prompt, self.completion = 1, 1, max(1, prompt - 1)
-        self.row_costs = row_costs_of(config, shape, gpu=gpu)
+        bits = {config.quantization, config.rollout_quantization}
+        self.row_costs = row_costs(gpu, shape.quantised or bits != {"none"}, chip())
         self.rows = self.row_costs.planned(self.completions)  # decoded together where memory suffices
         whole = config.modules_to_save
         outside_trained = [linear.name for linear in shape.outside if is_named(linear.name, whole)]
@@ -152,8 +153,7 @@ class MemoryModel:
         self.shares_prompts = shape.is_attention_only and not (config.neftune_noise_alpha or self.row)
 
     def _other_model(self, name: str, settings: dict[str, Any]) -> MemoryModel | None:
-        folder = local_folder(name)
-        shape = shape_of(folder) if folder is not None else None
+        shape = shape_of(local_folder(name))
         config = self.config.model_copy(update={"model": name} | settings)
         return MemoryModel(config, shape, self.prompt, gpu=self.gpu) if shape else None
 
@@ -514,11 +514,6 @@ class MemoryModel:
         logits = round(arrays * min(plan.chunk, tokens) * vocabulary * FLOAT_BYTES)
         head_gradients = 3 * vocabulary * hidden * FLOAT_BYTES if self.trains_head and is_cut else 0
         return logits + head_gradients + 2 * tokens * hidden * FLOAT_BYTES
-
-
-def row_costs_of(config: Config, shape: ModelShape, *, gpu: bool) -> RowCosts:
-    is_packed = shape.quantised or {config.quantization, config.rollout_quantization} != {"none"}
-    return row_costs(gpu, is_packed, chip())
 
 
 CHAT_PROCESS_BYTES = 250_000_000

@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
@@ -89,8 +88,7 @@ def image_tokens(tokenizer: Any, problems: Iterable[Problem], longest: int) -> i
 def _estimate(
     config: Config, prompt: int | None, stages: Sequence[Config], in_use: int = 0, dtype: str = "", images: int = 0
 ) -> Estimate | None:
-    folder = local_folder(config.model)
-    shape = shape_of(Path(folder)) if folder is not None else None
+    shape = shape_of(local_folder(config.model))
     if shape is None:
         return None
     shape = shape.reading(images)
