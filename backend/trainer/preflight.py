@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 from backend.config.config import Config, parse
 from backend.config.model_and_data_names import check_reference, check_weights, model_source
 from backend.config.updates import require_no_program
+from backend.data.problems import PromptFormat, fitting_problem, with_opening
 from backend.distributed.hosts_file import read_hosts
 from backend.distributed.machine_check import plan_machines
 from backend.engine import device
@@ -208,5 +209,11 @@ def _read_data(config: Config, tokenizer: Any, scorer: Scorer) -> RunInputs:
     if inputs.tools and tokenizer is not None:
         turn_format(config, inputs.schemas, tokenizer)
     if inputs.tools is not None and config.environment:  # one reset finds what no signature says
-        inputs.tools.begin(inputs.splits.train[:1], wait_on)
+        rows, source = inputs.splits.train[:1], inputs.splits.source_of("train", config.data)
+        prompt_format = PromptFormat.of(config, inputs.schemas)
+        for row, (_, text) in zip(rows, inputs.tools.begin(rows, wait_on), strict=True):
+            if tokenizer is None or text is None:
+                continue
+            if (problem := fitting_problem(0, row, tokenizer, prompt_format, source)) is not None:
+                with_opening(problem, text, tokenizer, prompt_format)
     return inputs

@@ -102,6 +102,19 @@ def test_tools_need_a_chat_template_with_calls(tmp_path: Path) -> None:
     assert not check(raw)
 
 
+def test_what_an_environment_adds_to_a_prompt_must_fit(tmp_path: Path) -> None:
+    raw = small_run.settings_for(tmp_path, environment=f"{tmp_path / 'game.py'}::Game", max_seq_length=2000)
+    tool_tokenizer(tmp_path / "model")
+    for times, setting in ((1, []), (500, ["max_seq_length"])):
+        (tmp_path / "game.py").write_text(
+            "class Game:\n"
+            f"    def reset(self, **row): return 'Find the way. ' * {times}\n"
+            '    def go(self) -> str:\n        """Take a step."""\n        return "here"\n'
+            "    def get_reward(self): return 1.0\n"
+        )
+        assert [fault.setting for fault in check(raw)] == setting
+
+
 MAP = '''
 from backend.rewards import register_map_function, register_reward_function
 @register_map_function("short")
