@@ -120,9 +120,7 @@ class DatasetPage(QWidget):
         tip = "The traceback of the map function"
         self.details = button("Details", lambda: show_details(UserError(dataset.faults).traceback, self), tip=tip)
         again, ask = partial(dataset.refresh, again=True), session.consent.obtain
-        self.allow_button = button(
-            "Allow the map function…", lambda: ask(self._mapping_settings()) and again(), tip=ALLOW
-        )
+        self.allow_button = button("Allow the map function…", lambda: ask(self._map_settings()) and again(), tip=ALLOW)
         parts = self.parts = QSplitter(Qt.Orientation.Horizontal, body, childrenCollapsible=False, handleWidth=12)
         self.detail = RowDetail(dataset, parts)
         buttons = (self.details, self.allow_button, self.try_button)
@@ -194,7 +192,7 @@ class DatasetPage(QWidget):
         self._show_counts()
         self._show_variety()
         self.table.set_placeholder(self._placeholder())
-        missing = self.session.consent.code.missing(self._mapping_settings())
+        missing = self.session.consent.code.missing(self._map_settings())
         self.allow_button.setVisible(bool(self.draft.value("map_function") and missing))
         self._show_enabled()
         self.model.prompt_limit = dataset.prompt_limit
@@ -265,7 +263,7 @@ class DatasetPage(QWidget):
         rows = [self.model.numbers[place] + 1 for part in self.table.selected_ranges() for place in part]
         self.session.reward_rows_requested.emit(rows)
 
-    def _mapping_settings(self) -> dict[str, Any]:
+    def _map_settings(self) -> dict[str, Any]:
         # The preview runs the file in a confined process whatever the run's settings are.
         return {key: self.draft.value(key) for key in ("reward_functions_file", "reward_network")}
 

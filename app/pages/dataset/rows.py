@@ -199,9 +199,8 @@ class RowTable(BaseTable):
         columns, advance = self._rows.columns, self.fontMetrics().horizontalAdvance
         if not columns:
             return
-        self.verticalHeader().setDefaultSectionSize(
-            theme.scaled(PICTURE_ROW if self._rows.most_pictures else ROW_HEIGHT)
-        )
+        height = PICTURE_ROW if self._rows.most_pictures else ROW_HEIGHT
+        self.verticalHeader().setDefaultSectionSize(theme.scaled(height))
         digits = advance(f"{self._rows.rowCount():,}") + 2 * CELL_PADDING + 6
         widths, wide = {ROW: max(theme.scaled(52), digits), TOKENS: theme.scaled(68), SOLVED: theme.scaled(96)}, SOLVED
         least, most = theme.scaled(MIN_WIDTH), max(theme.scaled(MAX_WIDTH), self.viewport().width() // 4)

@@ -58,9 +58,8 @@ class EvaluationForm(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.button = button("Evaluate", primary=True)
-        self.own = button(
-            "Evaluate a file…", tip="Prompts of your own, in columns named as the run's: CSV, JSON lines, …"
-        )
+        tip = "Prompts of your own, in columns named as the run's: CSV, JSON lines, …"
+        self.own = button("Evaluate a file…", tip=tip)
         self.hint = label(NOTHING_HELD_OUT, role="muted", wrap=True)
         self.hold_out = LinkButton("Hold 10 % out next time")
         right, start = Qt.AlignmentFlag.AlignRight, self.button.click

@@ -374,9 +374,7 @@ class CompareView(QWidget):
         self._draw_charts()
 
     def names(self) -> list[ComparedName]:
-        return [
-            ComparedName(i, letter_of(i), record.title, record.summary.name) for i, record in enumerate(self._records)
-        ]
+        return [ComparedName(i, letter_of(i), each.title, each.summary.name) for i, each in enumerate(self._records)]
 
     def _draw_charts(self, *, is_new_axis: bool = False) -> None:
         runs, shown = self.names(), self.legend.shown()

@@ -273,27 +273,21 @@ class CloneDialog(VerbDialog):
                 self._problem = error.faults[0].sentence
         self.name.setPlaceholderText(f"{self.run.name}-from-{self.step.currentData()}")
         self.settings.setEnabled(not self._problem)
-        self.settings.set_now(now)
-        self._show_ready()
+        self.settings.set_now(now)  # which leads to `_show_ready`
 
     def _show_ready(self) -> None:
         if self.is_running:
             return
         self.explained.setText(EXPLAINED[self.way.key])
         new, errors = self.settings.values(), self.settings.errors()
-        lines = [
-            f"{SETTINGS[key].label}: {value_text(self.settings.now(key))} → {value_text(value)}"
-            for key, value in new.items()
-        ]
-        same = "Nothing changes: a second run from the same point."
-        self.differs.setText("Changes:\n" + "\n".join(lines) if lines else same)
+        text = "Changes:" if new else "Nothing changes: a second run from the same point."
+        for key, value in new.items():
+            text += f"\n{SETTINGS[key].label}: {value_text(self.settings.now(key))} → {value_text(value)}"
+        self.differs.setText(text)
         settings = {key: new.get(key, self.settings.now(key)) for key in ("iters", "epochs", "stages")}
         step, most, no_steps_left = self.step.currentData(), settings["iters"], ""
-        if (
-            self.way.key == "warm"
-            and not self._problem
-            and not (settings["epochs"] or settings["stages"] or step < most)
-        ):
+        is_warm = self.way.key == "warm" and not self._problem
+        if is_warm and not (settings["epochs"] or settings["stages"] or step < most):
             more = f"Increase {SETTINGS['iters'].label}, or start earlier."
             no_steps_left = f"The run has done {step:,} of its {most:,} steps. {more}"
         name = self.name.text().strip()

@@ -60,6 +60,7 @@ class RunsPage(QWidget):
         self.model = RunModel(self)
         table = self.table = RunTable(self.model)
         chosen, clipboard, path_of = table.selected_runs, QGuiApplication.clipboard(), attrgetter("summary.path")
+        use_settings = session.settings_requested.emit
         star, archive = partial(self._toggle_note, "favourite"), partial(self._toggle_note, "archived")
         self.table.show_columns(session.prefs.run_columns)
         details = self.details = RunDetails()
@@ -76,9 +77,7 @@ class RunsPage(QWidget):
             None,
             RunAction("clone", "New run from here…", "steps", lambda: self.clone(chosen()[0])),
             RunAction("use_adapter", "Start a new run from its adapters", "trained", self._use_adapter),
-            RunAction(
-                "use_settings", "Use its settings", "one", lambda: session.settings_requested.emit(self._folder())
-            ),
+            RunAction("use_settings", "Use its settings", "one", lambda: use_settings(self._folder())),
             None,
             RunAction("favourite", "Add to favourites", "any", star, "Ctrl+Shift+F", off="Remove from favourites"),
             RunAction("rename", "Rename…", "one", table.rename, "F2"),
@@ -90,7 +89,7 @@ class RunsPage(QWidget):
             RunAction("free", "Free space…", "any", self.free_space),
             RunAction("trash", "Move to trash", "idle", self.trash, REMOVE_KEYS, "Move {} runs to trash"),
         )
-        self._by_key = {action.key: action for action in self.actions if action is not None}
+        by_key = self._by_key = {action.key: action for action in self.actions if action is not None}
         self.undo_text = label(wrap=True)
         self.undo_button = button("Undo", self.undo_trash)
         dismiss = button("Dismiss", lambda: self.undo_bar.hide())
@@ -105,9 +104,7 @@ class RunsPage(QWidget):
         tip, shown = "Show or hide the details of the selected run", session.prefs.run_details_shown
         self.details_button = button("Details", self._show_choice, tip=tip, checkable=True, checked=shown)
         self.details_button.toggled.connect(partial(setattr, session.prefs, "run_details_shown"))
-        self.buttons = {
-            key: button(self._by_key[key].one, partial(self.do, key), primary=key == "open") for key in BUTTONS
-        }
+        self.buttons = {key: button(by_key[key].one, partial(self.do, key), primary=key == "open") for key in BUTTONS}
         more = self.more_button = button("More…", tip="All actions for the selected runs")
 
         below = QPoint(0, 1)

@@ -275,9 +275,8 @@ class SweepsPage(QWidget):
         self.plot = configure(ParallelPlot("Parallel coordinates of the runs"), chosen=self._open)
         results = QWidget()
         self._views = stack(self.table, self.plot, into=results)
-        self.view = Segments(
-            VIEWS, "Results as", chosen=lambda key: self._views.setCurrentIndex(list(VIEWS).index(key))
-        )
+        show_view = self._views.setCurrentIndex
+        self.view = Segments(VIEWS, "Results as", chosen=lambda key: show_view(list(VIEWS).index(key)))
         self.card = wrap_in_card(results, minimumHeight=theme.scaled(220))
         self.open_button = button("Open its run", self.open_run, tip="On Monitor: the seed with the best value")
         tip, compare = "Their curves on the same charts", lambda: session.comparison_requested.emit(self._begun())

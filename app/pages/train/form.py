@@ -64,7 +64,7 @@ class Form(TabArea):
         self._grids: list[FieldGrid] = []
         self._applying = set(SETTINGS)
         self.page = configure(QWidget(self), objectName="page")
-        self.essentials = configure(Essentials(self.page), visible=False)
+        self.essentials = configure(Essentials(self), visible=False)
         self.column = column(self.essentials, into=self.page, margins=(0, 0, theme.GUTTER, 2 * theme.SPACE))
         self.setWidget(self.page)
 
@@ -106,7 +106,7 @@ class Form(TabArea):
         for each in self._grids:
             each.lend(lent)
         if is_compact:
-            self.essentials.take(self.fields)
+            self.essentials.flow()
         set_shown(self.essentials, is_compact)
         self.verticalScrollBar().setValue(0)
 
@@ -198,10 +198,10 @@ class SettingsCard(QFrame):
 class Essentials(QWidget):
     """What users change most, in the same places for every config of a mode, whatever applies."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, form: Form) -> None:
+        super().__init__(form.page)
+        self._form = form
         self.cards = {key: SettingsCard(SECTIONS[key], self, is_compact=True) for key in ESSENTIALS}
-        self._fields: Mapping[str, Field] = {}
         self._fitting = set(ESSENTIAL)
         self._is_narrow = False
         self._cells = {key: grid((), spacing=(2 * theme.SPACE, theme.SPACE)) for key in ESSENTIALS}
@@ -212,29 +212,24 @@ class Essentials(QWidget):
         self.foot = column()
         column(self.cards[first], self._middle, self.cards[last], self.foot, None, into=self)
 
-    def take(self, fields: Mapping[str, Field]) -> None:
-        self._fields = fields
-        self._flow()
-
     def show_fitting(self, keys: set[str]) -> None:
         if keys != self._fitting:
             self._fitting = keys
             if not self.isHidden():
-                self._flow()
+                self.flow()
 
     def fit(self, room: int) -> None:
         """Flow the fields into `room` pixels; the own width never falls below that of the rows as they are."""
         if (room < theme.scaled(ROOMY)) != self._is_narrow:
             self._is_narrow = not self._is_narrow
             if not self.isHidden():  # else the fields are among all settings
-                self._flow()
+                self.flow()
 
-    def _flow(self) -> None:
-        is_narrow = self._is_narrow
-        directions = QBoxLayout.Direction
+    def flow(self) -> None:
+        is_narrow, directions = self._is_narrow, QBoxLayout.Direction
         self._middle.setDirection(directions.TopToBottom if is_narrow else directions.LeftToRight)
         for block, cells in self._cells.items():
-            fields = [self._fields[key] for key in ESSENTIALS[block]]
+            fields = [self._form.fields[key] for key in ESSENTIALS[block]]
             fitting = [field for field in fields if field.setting.key in self._fitting]
             set_shown(self.cards[block], bool(fitting))
             few, many = (1, 2) if fields[-1].wide else (FEW_COLUMNS, len(fields))

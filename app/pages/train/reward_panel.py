@@ -265,9 +265,8 @@ class RewardPanel(QWidget):
         self.none_ticked = label(NONE_TICKED, role="muted", wrap=True, visible=False)
         self.problem = label(font=theme.caption_font(), role="problem", wrap=True, visible=False)
         self.use_defaults = button("Use All Defaults", self.model.use_defaults)
-        self.add_file = button(
-            "Add File…", tip="Your own Python file. Its functions are read from the text; nothing is run."
-        )
+        tip = "Your own Python file. Its functions are read from the text; nothing is run."
+        self.add_file = button("Add File…", tip=tip)
         self.menu = QMenu(self)
         self.menu.addAction("Reward model…", lambda: self.model_wanted.emit("reward model", self.add))
         self.menu.addAction("Judge", self.add_judge)
@@ -341,9 +340,8 @@ class RewardPanel(QWidget):
             self.arguments.show_entry(None if place is None else self.model.rows[place].entry)
         ticked = len(self.model.ticked)
         uses_defaults = has_default_rewards(self._draft.values()) and not ticked
-        self.count.setText(
-            f"the {len(catalogue.DEFAULT_REWARDS)} defaults used" if uses_defaults else f"{ticked or 'none'} used"
-        )
+        used = f"the {len(catalogue.DEFAULT_REWARDS)} defaults" if uses_defaults else ticked or "none"
+        self.count.setText(f"{used} used")
         self.none_ticked.setVisible(uses_defaults)
         self.more.setText(f"Show {len(entries) - len(rows)} more")
         self.more.setVisible(len(entries) > len(rows))
