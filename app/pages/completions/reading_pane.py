@@ -33,7 +33,6 @@ NOT_LEARNED = "No update used this completion, so only values from sampling were
 CHANGES = "Added words are bold and green, removed ones are struck out and red."
 HINT = f"{'⌘' if sys.platform == 'darwin' else 'Ctrl'}-click a second completion to compare the two."
 GREY = "Grey: results of tools, which the model reads and is not trained on."
-SAME_TEXT = "The two texts are the same."
 
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 
@@ -222,7 +221,7 @@ class ReadingPane(CompletionPane):
         set_shown(self.measure, self._pair is None)
         if self._pair:
             parts = diff(*(visible(conversation_text(each)) for each in self._pair))
-            self._explain(SAME_TEXT if all(kind == "same" for kind, _ in parts) else CHANGES)
+            self._explain("The two texts are the same." if all(kind == "same" for kind, _ in parts) else CHANGES)
             shown = []
             for kind, part in parts:
                 form, is_added = QTextCharFormat(), kind == "added"  # not by the colour alone

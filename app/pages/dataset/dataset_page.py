@@ -39,7 +39,6 @@ from backend.config.config import SETTINGS
 from backend.config.setting import step_parts
 from backend.utils.errors import UserError
 
-COMPARING = "Comparing the prompts…"
 UNCOUNTED = "Choose the column with the prompts to count their tokens."
 SHARES = (3, 2)
 MOVED_MS = 60
@@ -75,7 +74,6 @@ FAILED = (
     "Try again",
 )
 NONE = "None"
-SPLIT_KEYS = ("train_split", "valid_split", "test_split")
 COLUMNS = 4
 BAR_PITCH = 7
 FIGURES = {
@@ -231,7 +229,7 @@ class DatasetPage(QWidget):
         variety = self.dataset.variety
         show_text(self.mapping.verdict, variety.get("verdict", ""))
         set_style_property(self.mapping.verdict, "role", "problem" if variety.get("level") == "poor" else "muted")
-        awaited = COMPARING if self.dataset.can_count else UNCOUNTED if self.dataset.splits else ""
+        awaited = "Comparing the prompts…" if self.dataset.can_count else UNCOUNTED if self.dataset.splits else ""
         self.counts.variety.show_figures(variety.get("figures", ()), "" if variety else awaited)
         self._show_about()
 
@@ -390,7 +388,7 @@ class ColumnMapping(QFrame):
         self.setProperty("role", "card")
         self._draft = draft
         self.config = NameMenuField(SETTINGS["dataset_config"])
-        self.splits = {key: NameMenuField(SETTINGS[key]) for key in SPLIT_KEYS}
+        self.splits = {key: NameMenuField(SETTINGS[key]) for key in ("train_split", "valid_split", "test_split")}
         self.columns = {key: NameMenuField(SETTINGS[key]) for key in USES}
         self.fields: dict[str, NameMenuField] = {**self.splits, "dataset_config": self.config, **self.columns}
         caption = theme.caption_font()

@@ -37,11 +37,6 @@ PICTURES = Column("Pictures")
 PICTURES_ROLE, AS_TEXT = Qt.ItemDataRole.UserRole, Qt.ItemDataRole.AccessibleTextRole
 PICTURE_ROW = 46  # height of a row with pictures
 VIEWS = {"prompt": "Prompt", "ids": "Ids", "columns": "Columns"}
-LOADING = "The tokenizer is being loaded; until then these are the messages."
-TOO_LONG = "Too long by {over:,}: training leaves this row out."
-CUT = "Too long: the beginning of its last user message is cut off, leaving {kept:,} of {tokens:,} tokens."
-CUT_LABEL = "Too long: its end is cut off, leaving {kept:,} of {tokens:,} tokens."
-NO_TEMPLATE = "This model has no chat template: the messages are joined as plain text."
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +256,14 @@ class RowDetail(QFrame):
         notes = [fault["sentence"] for fault in preview.get("faults", ())]
         if tokens is not None and tokens > limit:
             if kept := preview.get("kept"):
-                notes.append((CUT_LABEL if preview["is_label"] else CUT).format(kept=kept, tokens=tokens))
+                what = "its end" if preview["is_label"] else "the beginning of its last user message"
+                notes.append(f"Too long: {what} is cut off, leaving {kept:,} of {tokens:,} tokens.")
             else:
-                notes.append(TOO_LONG.format(over=tokens - limit))
-        notes += [LOADING] if preview.get("loading") and not notes else []
-        notes += [] if preview.get("has_template", True) else [NO_TEMPLATE]
+                notes.append(f"Too long by {tokens - limit:,}: training leaves this row out.")
+        if preview.get("loading") and not notes:
+            notes.append("The tokenizer is being loaded; until then these are the messages.")
+        if not preview.get("has_template", True):
+            notes.append("This model has no chat template: the messages are joined as plain text.")
         show_text(self.note, "\n".join(notes))
 
     def _draw(self) -> None:

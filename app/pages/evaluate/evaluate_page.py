@@ -46,7 +46,6 @@ NOT_YET = (
 NOTHING_HELD_OUT = "No rows of this run's dataset are held out, so it answers the prompts that it has trained on."
 HELD_OUT_NEXT = "The next run holds a tenth of its rows out, and evaluates on them."
 DATA_FILES = "Data (*.csv *.json *.jsonl *.parquet)"
-PREVIEW_SETTINGS = (*ANSWER_SETTINGS, *LIMIT_SETTINGS)
 NAME, BEFORE, AFTER, FOREST, CHANGE, INTERVAL = range(6)
 MIN_FOREST, MIN_NAME, MAX_NAME = 80, 104, 200
 INTERVAL_ROLE = Qt.ItemDataRole.UserRole
@@ -187,7 +186,7 @@ class EvaluatePage(QWidget):
 
                 with suppress(UserError):  # broken settings, which evaluating reports
                     values = run_config(of).model_dump()
-                    settings = {key: values[key] for key in PREVIEW_SETTINGS}
+                    settings = {key: values[key] for key in (*ANSWER_SETTINGS, *LIMIT_SETTINGS)}
                     ignored = {"on_refused": lambda _faults: None, "owner": self}
                     self.session.service.ask("preview", on_answer, settings=settings, fetch=False, **ignored)
             steps = {str(step): f"Step {step:,}" for step in checkpoint_steps(run.folder)}

@@ -62,7 +62,6 @@ AT_ONCE = ("rollout_tokens_per_second", "train_tokens_per_second", "peak_memory_
 """Metrics of which the newest value alone says something."""
 LOW_PAGE = 660  # height of the page below which it leaves out what the charts say too
 PHASES_OF_JOB = {"loading": "starting the job", "waiting": "waiting for a machine"}
-TWO_UPDATES = "Set Updates per rollout to 2 in the form"
 ROOM_FOR_RANKS, MOST_RANKS = 620, 4
 """Height of the page from which it has a table of the machines, and the rows that are shown without scrolling: the
 charts need the room."""
@@ -467,7 +466,7 @@ class RunCharts(ChartGrid):
         marks = run.data.marks if self._session.prefs.chart_marks else ()
         reason = charts.flat_reason(chart, run.config)
         if reason and not any((trace.y > 0).any() for trace in shown):
-            return ChartContent((), reason, marks, TWO_UPDATES)
+            return ChartContent((), reason, marks, "Set Updates per rollout to 2 in the form")
         is_live = run.is_live or run.state == "queued"
         waiting = charts.placeholder(chart, run.config, is_live=is_live, steps=run.step)
         return ChartContent(shown, waiting, marks)

@@ -34,7 +34,6 @@ MAX_READ = 64 << 10  # bytes read at a time
 FOLDED = 2
 NARROW = 860
 ROWS_OF_CHARTS = 336  # height of the heading and two rows of charts, which stay in view
-ROLES = {"error": "bad", "warning": "warning", "info": "accent"}
 
 
 class MetricTile(QFrame):
@@ -247,7 +246,7 @@ class HealthRow(QFrame):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
-        role = ROLES.get(self.episode.level, "warning") if self._is_current else "outline"
+        role = {"error": "bad", "info": "accent"}.get(self.episode.level, "warning") if self._is_current else "outline"
         paint_edge(self, getattr(theme.palette(), role), 6)
 
 

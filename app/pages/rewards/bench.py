@@ -30,8 +30,6 @@ HISTOGRAM_ROLE = Qt.ItemDataRole.UserRole
 """Item role of the Scores column: (scores, colour)."""
 BINS, MAX_BAR_WIDTH = 24, 16
 SHORT, TALL = 560, 760
-LEVEL_ROLES = {"error": "bad", "warning": "warning", "note": "muted", "good": "good"}
-"""Level of a finding → role of the palette."""
 STALE = {
     "level": "note",
     "sentence": "Settings or files have changed since these scores.",
@@ -141,7 +139,7 @@ class FindingsCard(QFrame):
             texts = [label(finding["sentence"], font, wrap=True, selectable=True)]
             if finding["advice"]:
                 texts.append(label(finding["advice"], role="muted", wrap=True, selectable=True))
-            dot = Dot(LEVEL_ROLES.get(finding["level"], "muted"), 18)
+            dot = Dot({"error": "bad", "warning": "warning", "good": "good"}.get(finding["level"], "muted"), 18)
             shown = holder(row((dot, 0, Qt.AlignmentFlag.AlignTop), (column(*texts, spacing=0), 1)))
             self._column.addWidget(shown)
             shown.show()  # at once, since its height counts

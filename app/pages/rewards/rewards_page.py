@@ -26,7 +26,6 @@ from backend.runs.run_folder import all_runs
 
 NARROW = 900
 VIEWS = {"scores": "Scores", "completion": "Completion", "file": "Reward file", "cases": "Cases", "judges": "Judges"}
-NO_LABEL = "Your score must be a number from 0 to 1."
 UNCHECKED = "Not checked yet."
 NO_COMPLETIONS = "Sample or load completions first."
 TOO_FEW = "It compares completions: give two of one prompt."
@@ -251,7 +250,7 @@ class RewardsPage(QWidget):
         except ValueError:
             score = -1.0
         if not 0 <= score <= 1:
-            self.check.refused.emit(NO_LABEL)
+            self.check.refused.emit("Your score must be a number from 0 to 1.")
             return
         line = self.results.table.current_line
         if line is not None and line.completion is not None:

@@ -39,8 +39,6 @@ EXPLAINED = {
     "cold": "Keeps the weights alone. Starts at step 0 with a new optimizer and the data from the beginning.",
 }
 REWARD_SETTINGS = ("reward_functions_file", "reward_functions", "stages")  # settings that name files of code
-OTHER_SUBJECTS = ("run", "checkpoint", "reference", "run_name")
-"""Subjects of errors of the verb that are not settings of the form."""
 CREATE = "Create the run"
 
 
@@ -330,6 +328,7 @@ class CloneDialog(VerbDialog):
             self.close()
             return
         pairs = [line.partition(": ") for line in outcome.output.splitlines()]
-        found = [text for key, colon, text in pairs if colon and (key in SETTINGS or key in OTHER_SUBJECTS)]
+        subjects = {*SETTINGS, "run", "checkpoint", "reference"}
+        found = [text for key, colon, text in pairs if colon and key in subjects]
         show_text(self.outcome, " ".join(found) or outcome.sentence)
         self.create_button.setEnabled(True)

@@ -35,7 +35,6 @@ TRIED_ROWS = 4
 TRY_TIP = f"Samples completions to {TRIED_ROWS} random prompts from the model, and scores them"
 MIN_SCORES_WIDTH = 184
 COLUMNS = 3
-FIRST_RUBRIC = "helpful_answer"
 NOT_FOUND = "No function of this name was found."
 NONE_TICKED = (
     "No function is ticked, so the five defaults score: "
@@ -46,7 +45,6 @@ JUDGE_CHOICES = {
     "mode": {"group": "A group together", "single": "Each answer alone"},
     "when_unreachable": {"pause": "Pause the run", "skip": "Go on without its scores"},
 }
-IN_THE_RUN = "The run loads this model itself and shares its memory with it."
 _STEPS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 _YES_NO = {"true": "Yes", "false": "No"}
 _KIND_WORDS = {"bool": "yes or no", "int": "whole number", "float": "number", "list": "list", "str": "text"}
@@ -368,7 +366,7 @@ class RewardPanel(QWidget):
 
     def add_judge(self) -> None:
         found = {} if self.servers.at(DEFAULT_URL) or not self.servers.found else {"url": self.servers.found[0]["url"]}
-        self.add(RewardCall(JUDGE, {"rubric": FIRST_RUBRIC, **found}).text)
+        self.add(RewardCall(JUDGE, {"rubric": "helpful_answer", **found}).text)
 
     def remove(self) -> None:
         row = next((row for row in self.model.rows if row.entry.name == self._current), None)
@@ -526,7 +524,7 @@ class RewardArguments(QWidget):
         first = "required" if url == LOCAL else server["models"][0] if server and server["models"] else "the first"
         configure(self.fields["model"], placeholderText=first)
         if url == LOCAL:
-            text = IN_THE_RUN
+            text = "The run loads this model itself and shares its memory with it."
         elif server is not None:
             text = f"{server['name']} answers at {address} with {counted(len(server['models']), 'model')}."
         elif is_remote(url):
