@@ -18,7 +18,7 @@ from pytestqt.qtbot import QtBot
 
 from app.pages.monitor.monitor_page import MonitorPage
 from app.pages.monitor.steering import GROUPS, SteeringPanel
-from app.pages.train.machines import ADDRESS, COLUMNS, NAME, MachinesCard, free_memory
+from app.pages.train.machines import ADDRESS, NAME, MachinesCard, free_memory
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.machines import ALONE, Machines
@@ -143,7 +143,7 @@ def test_card(qtbot: QtBot, session: Session, file: Path, service: ServiceByHand
     session.draft.set("hosts", str(file))
     assert panel.table.isVisible() and panel.check.isEnabled()
     model = panel.model
-    texts = [model.index(1, column).data() for column in range(len(COLUMNS))]
+    texts = [model.index(1, column).data() for column in range(model.columnCount())]
     assert texts[:4] == ["1", "mac-b", "10.0.0.2", "–"]
     assert not model.flags(model.index(0, NAME)) & Qt.ItemFlag.ItemIsEditable
     assert model.setData(model.index(1, ADDRESS), "10.0.0.7")
@@ -153,7 +153,7 @@ def test_card(qtbot: QtBot, session: Session, file: Path, service: ServiceByHand
     panel.check.click()
     assert panel.stop.isVisible() and not panel.check.isVisible()
     service.asked[-1].answer(asdict(REPORT))
-    texts = [model.index(1, column).data() for column in range(len(COLUMNS))]
+    texts = [model.index(1, column).data() for column in range(model.columnCount())]
     assert texts[3:] == ["Answered", "Apple M4 Max", "40.0 of 64.0\u00a0GB", "1000\u00a0GB", "No"]
     assert free_memory(replace(FACTS, memory_free=640 * 10**6)) == "640\u00a0MB of 64.0\u00a0GB"
     shown = [child.text() for child in panel.findChildren(type(panel.summary))]

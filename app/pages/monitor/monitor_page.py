@@ -98,10 +98,9 @@ class MonitorPage(QWidget):
             self.header.tools.addWidget(tool)
 
         tile_row = self._tile_row = holder(row(*((tile, 1) for tile in self.tiles.values())))
-        parts = (self.header, self._job_row, self.note, self.verdict, tile_row, self.ranks_card, self.log)
-        self._beside_charts = parts
         right = (0, 0, theme.GUTTER, 0)  # the grid has none: its scroll bar is in the gutter
         head = (self.header, self._job_row, self.note)
+        self._beside_charts = (*head, self.verdict, tile_row, self.ranks_card, self.log)
         above = column(*head, self.findings, self.verdict, tile_row, self.ranks_card, margins=right)
         margins = (theme.GUTTER, theme.GUTTER, 0, theme.GUTTER)
         content = column(above, (self.grid, 1), column(self.log, margins=right), margins=margins)
@@ -127,7 +126,6 @@ class MonitorPage(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         if self._run is not None:
-            self._show_ranks(self._run)
             self._fit_height(self._run)
             self._show_verdict()
         self.findings.show_run(self._run, self._beside_charts)
@@ -179,10 +177,8 @@ class MonitorPage(QWidget):
             self.tiles["kl"].show_value(None, instead="off: Beta 0")
         if not steps.latest("clip_ratio_total") and charts.ratio_is_always_1(config):
             self.tiles["clip_ratio_total"].show_value(None, instead="ratio always 1")
-        self._show_ranks(run)
         notes = [note_text(note) for note in run.data.notes if note.get("level") != "warning"]  # warnings are findings
-        text, tip = notes[-1] if notes else "", plain_tip("\n".join(notes))
-        configure(self.note, text=text, toolTip=tip)
+        configure(self.note, text=notes[-1] if notes else "", toolTip=plain_tip("\n".join(notes)))
         self._fit_height(run)
         if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
@@ -210,15 +206,13 @@ class MonitorPage(QWidget):
         if self._run is not None and self._run.read_share is None:
             self.header.show_time(self._run.elapsed_s, None if self._run.silence else self._run.eta_s)
 
-    def _show_ranks(self, run: Run) -> None:
+    def _fit_height(self, run: Run) -> None:
         has_room = self.height() >= theme.scaled(ROOM_FOR_RANKS)
         ranks = ranks_of(run.data.started, run.data.ending, run.data.steps.latest) if has_room else []
         set_shown(self.ranks_card, bool(ranks))
         if ranks != self.rank_model.rows:
             self.rank_model.set_rows(ranks)
         self.ranks.fit_rows(MOST_RANKS, 4)
-
-    def _fit_height(self, run: Run) -> None:
         is_low = self._is_low = self.height() < theme.scaled(LOW_PAGE)
         for tile in self.tiles.values():
             tile.set_low(is_low)
@@ -229,9 +223,8 @@ class MonitorPage(QWidget):
         set_shown(self.note, bool(self.note.text()) and not is_low)
 
     def _show_verdict(self) -> None:
-        if (run := self._run) is None or (
-            run.state in ("reading", "starting", "running", "stopping") and not run.silence
-        ):
+        run = self._run
+        if run is None or (run.state in ("reading", "starting", "running", "stopping") and not run.silence):
             self.verdict.hide()
             return
         # Filled first: each part that appears in a shown card lays out the page and all charts again.
@@ -246,7 +239,8 @@ class MonitorPage(QWidget):
     def _fill_verdict(self, run: Run) -> None:
         show, session, step = self.verdict.show_result, self.session, newest_checkpoint(run.folder)
         ending = run.data.ending or {}
-        export = CardAction("Export to LM Studio…", lambda: session.export_requested.emit(run.folder))
+        is_finished, go = run.state == "finished", partial(session.export_requested.emit, run.folder)
+        export = CardAction("Export to LM Studio…", go, primary=is_finished)
         chat = CardAction("Chat", lambda: session.chat_with(run.folder))
         open_folder = CardAction("Open folder", lambda: open_path(run.folder.path))
         evaluate = CardAction("Evaluate", lambda: session.page_requested.emit("evaluate"))
@@ -268,10 +262,9 @@ class MonitorPage(QWidget):
         elif run.state == "paused":
             actions = [CardAction("Resume", lambda: session.send("resume"), primary=True)]
             show("Paused", "warning", run.data.pause_reason, "Nothing is lost.", actions=actions)
-        elif run.state == "finished":
+        elif is_finished:
             is_early = ending.get("reason") in ("stop_when", "early_stopping")
             sentence = str(ending.get("sentence") or "") if is_early else ""
-            export = CardAction(export.text, export.callback, primary=True)
             actions = [export, chat, evaluate, open_folder]
             self.verdict.setToolTip(averaged(run))
             advice = "" if self._is_low else averaged(run)

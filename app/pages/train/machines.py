@@ -46,18 +46,6 @@ class MachineRow:
     stage: str = ""
 
     @property
-    def cells(self) -> list[str]:
-        name = f"{self.host.ssh} (here)" if self.is_here else self.host.ssh or "name it"
-        state = self.stage or DASH
-        if not self.stage and self.checked is not None:
-            state = "Not reached" if self.facts is None else "Answered"
-        cells = [str(self.rank), "This machine" if self.host.ssh in HERE else name, ", ".join(self.host.ips), state]
-        if (facts := self.facts) is not None:
-            disk = "" if facts.disk_free is None else amount(facts.disk_free)
-            cells += [facts.chip, free_memory(facts), disk, "Yes" if facts.model else "No"]
-        return [cell or DASH for cell in cells] + [""] * (len(COLUMNS) - len(cells))
-
-    @property
     def facts(self) -> MachineFacts | None:
         return self.checked.facts if self.checked is not None else None
 
@@ -68,20 +56,17 @@ def free_memory(facts: MachineFacts) -> str:
     return f"{free.removesuffix(total[-3:])} of {total}"
 
 
-COLUMNS = (
-    Column("Rank", 44, True, "The number of the process; rank 0 runs here and writes the run folder"),
-    Column("Name for ssh", 120, tip="As typed after ssh. 127.0.0.1 is this machine. Double-click to edit."),
-    Column("Address", 88, tip="An IPv4 address at which the others reach it. Double-click to edit."),
-    Column("State", 100, tip="Progress or result of the check"),
-    Column("Chip", 108),
-    Column("Memory free", 134, True, "Free now, of the total"),
-    Column("Disk free", 78, True, "Where models are kept"),
-    Column("Model", 52, tip="The form's model is there"),
-)
-
-
 class MachineModel(RowsModel):
-    columns = COLUMNS
+    columns = (
+        Column("Rank", 44, True, "The number of the process; rank 0 runs here and writes the run folder"),
+        Column("Name for ssh", 120, tip="As typed after ssh. 127.0.0.1 is this machine. Double-click to edit."),
+        Column("Address", 88, tip="An IPv4 address at which the others reach it. Double-click to edit."),
+        Column("State", 100, tip="Progress or result of the check"),
+        Column("Chip", 108),
+        Column("Memory free", 134, True, "Free now, of the total"),
+        Column("Disk free", 78, True, "Where models are kept"),
+        Column("Model", 52, tip="The form's model is there"),
+    )
     edited = Signal(int, int, str)  # rank, column, text
 
     def show_rows(self, rows: Sequence[MachineRow]) -> None:
@@ -99,7 +84,15 @@ class MachineModel(RowsModel):
         return True
 
     def text(self, row: MachineRow, column: int) -> str:
-        return row.cells[column]
+        name = f"{row.host.ssh} (here)" if row.is_here else row.host.ssh or "name it"
+        state = row.stage or DASH
+        if not row.stage and row.checked is not None:
+            state = "Not reached" if row.facts is None else "Answered"
+        cells = [str(row.rank), "This machine" if row.host.ssh in HERE else name, ", ".join(row.host.ips), state]
+        if (facts := row.facts) is not None:
+            disk = "" if facts.disk_free is None else amount(facts.disk_free)
+            cells += [facts.chip, free_memory(facts), disk, "Yes" if facts.model else "No"]
+        return (cells[column] or DASH) if column < len(cells) else ""
 
     def extra(self, row: MachineRow, index: Index, role: int) -> Any:
         if role == Qt.ItemDataRole.EditRole:

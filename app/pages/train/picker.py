@@ -201,7 +201,7 @@ class DownloadRow(QWidget):
         show_text(self.trouble, download.sentence)
         self.pause.set_icon("pause" if is_running else "play")
         tip = f"{'Pause' if is_running else 'Resume'} the download of {download.id}"
-        configure(self.pause, toolTip=plain_tip(tip), accessibleName=tip)
+        configure(self.pause, toolTip=plain_tip(tip), name=tip)
 
 
 class Picker(QDialog):
@@ -324,12 +324,8 @@ class Picker(QDialog):
         others.sort(key=lambda entry: bool(entry.refusal))  # unusable ones last, each half newest first
         known_ids = {entry.id for entry in local}
         suggested = [entry for entry in self._suggested if entry.matches(words) and entry.id not in known_ids]
-        groups = {
-            "Favourites": favourites,
-            "Recent": recent,
-            "On this machine": others,
-            "Suggested downloads": suggested,
-        }
+        groups = {"Favourites": favourites, "Recent": recent, "On this machine": others}
+        groups["Suggested downloads"] = suggested
         rows: list[PickerRow] = []
         for heading, entries in groups.items():
             rows += [PickerLine(heading, "heading"), *entries] if entries else []
@@ -364,12 +360,11 @@ class Picker(QDialog):
         self.star.setEnabled(entry is not None)
         self.star.setText("Remove star" if entry and entry.id in self.model.favourites else "Star")
         if entry is None:
-            self.take.setText("Search" if current else "Use")
-            self.take.setEnabled(current is not None)
+            configure(self.take, text="Search" if current else "Use", enabled=current is not None)
             return
-        size = f" {file_size(entry.size)}" if entry.size else ""
-        self.take.setText("Use" if entry.is_here else "Resume" if entry.partial else f"Download{size}")
-        self.take.setEnabled(not entry.refusal or bool(entry.partial))
+        download = f"Download {file_size(entry.size)}" if entry.size else "Download"
+        text = "Use" if entry.is_here else "Resume" if entry.partial else download
+        configure(self.take, text=text, enabled=not entry.refusal or bool(entry.partial))
 
     def _take(self) -> None:
         current = self.current()
@@ -452,18 +447,9 @@ def suggested_models() -> list[PickerEntry]:
     for model in SUGGESTED_MODELS:
         memory = memory_parts_of_shape(base.model_copy(update={"model": model.id}), model.shape)
         need = f"Training with the preset {quick.title} needs about {amount(memory.total)} of {amount(memory.limit)}."
-        entries.append(
-            PickerEntry(
-                id=model.id,
-                name=model.id,
-                where="hub",
-                size=round(model.download_bytes),
-                kind=model.shape.kind,
-                precision="4-bit",
-                remarks=(model.good_for, need),
-                fits="Fits" if memory.fits else "Too large",
-            )
-        )
+        about = {"kind": model.shape.kind, "precision": "4-bit", "remarks": (model.good_for, need)}
+        size, fits = round(model.download_bytes), "Fits" if memory.fits else "Too large"
+        entries.append(PickerEntry(model.id, model.id, "hub", size=size, fits=fits, **about))
     return entries
 
 
