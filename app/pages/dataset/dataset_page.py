@@ -49,13 +49,8 @@ ALLOW = "Asks if the Python file may run, and then shows the rows as its functio
 ROW_STEPS = ("map_function", "prompt_template", "answer_pattern")
 NOTHING_HELD_OUT = "No rows are held out, so nothing will show how the model does on prompts it has not trained on."
 FEWEST_ROWS = 10
-KINDS = {
-    "all": "Hardest first",
-    "never": "Never solved",
-    "sometimes": "Sometimes",
-    "always": "Always",
-    "noisy": "Noisy",
-}
+KINDS = {"all": "Hardest first", "never": "Never solved", "sometimes": "Sometimes", "always": "Always"}
+KINDS |= {"noisy": "Noisy"}
 SOLVED_BY = "As {run}, the newest run on this dataset, solved them. Noisy: less often in the end than before."
 EMPTY = (
     "No dataset is chosen yet",
@@ -242,12 +237,8 @@ class DatasetPage(QWidget):
         elif counts is None:
             parts = ["Counting tokens…"] if dataset.can_count else []
         elif counts.lengths:
-            parts = [
-                f"median {counts.percentile(50):,}",
-                f"95% up to {counts.percentile(95):,}",
-                f"longest {counts.longest:,}",
-                f"{max(0, dataset.prompt_limit):,} fit",
-            ]
+            parts = [f"median {counts.percentile(50):,}", f"95% up to {counts.percentile(95):,}"]
+            parts += [f"longest {counts.longest:,}", f"{max(0, dataset.prompt_limit):,} fit"]
         parts += [f"first {about['rows']:,} rows"] if about.get("about") else []
         text = " · ".join([*parts, *dataset.preview.get("notes", ())])
         configure(self.counts.about, text=text, toolTip=plain_tip(text))

@@ -28,30 +28,12 @@ ROLE = Qt.ItemDataRole
 SORT, CURVE = ROLE.UserRole, ROLE.UserRole + 1  # item roles: the sort key, and the numbers of a small curve
 NAME, FAVOURITE = "name", "favourite"
 CHEVRON, INDENT = 12, " " * 6
-DEFAULT_COLUMNS = (*(FAVOURITE, NAME, "state", "curve", "reward", "held_out", "steps", "began"),)
-WIDTHS = {
-    "text": 120,
-    "number": 72,
-    "steps": 120,
-    "duration": 80,
-    "time": 130,
-    "bytes": 80,
-    "curve": 64,
-    "change": 72,
-    "flag": 34,
-}
-"""Kind of a field → the first width of its column, in pixels."""
+DEFAULT_COLUMNS = (FAVOURITE, NAME, "state", "curve", "reward", "held_out", "steps", "began")
+WIDTHS = {"text": 120, "steps": 120, "duration": 80, "time": 130, "bytes": 80, "curve": 64, "flag": 34}
+NUMBER_WIDTH = 72
+"""Kind of a field → the first width of its column in pixels, and that of other kinds."""
 OWN_WIDTHS = {NAME: 168, "reward": 99, "held_out": 99, "state": 74, "model": 150, "note": 200}
-WRITERS: dict[str, Callable[[Any], str]] = {
-    "change": signed,
-    "duration": duration,
-    "time": moment,
-    "bytes": file_size,
-    "curve": lambda _: "",
-    "flag": lambda _: "",
-}
-
-
+WRITERS = {"change": signed, "duration": duration, "time": moment, "bytes": file_size}
 OTHER_MEASURE: dict[str, Callable[[RunRecord], float | None]] = {
     "reward": lambda record: record.summary.reward_after,
     "held_out": lambda record: record.held_out.get(record.summary.measure),
@@ -65,7 +47,7 @@ def columns_of(keys: Sequence[str]) -> list[RunField]:
 
 
 def width_of(field: RunField) -> int:
-    return theme.scaled(OWN_WIDTHS.get(field.key, WIDTHS[field.kind]))
+    return theme.scaled(OWN_WIDTHS.get(field.key, WIDTHS.get(field.kind, NUMBER_WIDTH)))
 
 
 def sort_key(field: RunField, record: RunRecord) -> Any:
@@ -158,6 +140,8 @@ class RunModel(RowsModel):
     def text(self, row: RunRecord, column: int) -> str:
         field = self.columns[column]
         value = field.value(row)
+        if field.kind in ("curve", "flag"):  # which are drawn
+            return ""
         if field.kind in WRITERS:
             return WRITERS[field.kind](value)
         if field.key == "state":

@@ -426,12 +426,8 @@ class QueuePanel(QFrame):
         table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs and models differ at their end
         table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
         table.horizontalHeader().hide()  # for a copy it names the columns; here they explain themselves
-        keys = {
-            "Alt+Up": lambda: self._shift(-1),
-            "Alt+Down": lambda: self._shift(1),
-            "Alt+Home": self._shift,
-            REMOVE_KEYS: self._remove,
-        }
+        keys = {"Alt+Up": lambda: self._shift(-1), "Alt+Down": lambda: self._shift(1), "Alt+Home": self._shift}
+        keys |= {REMOVE_KEYS: self._remove}
         for sequence, slot in keys.items():
             QShortcut(sequence, table, slot, context=Qt.ShortcutContext.WidgetShortcut)
         self.status = ElidedLabel(role="muted")

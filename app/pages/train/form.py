@@ -377,9 +377,8 @@ class Chip(QFrame):
     def show_value(self, value: Any) -> None:
         shown = value_label(self._setting, value)
         text = shown if len(shown) <= MAX_CHARS else f"{shown[: MAX_CHARS - 1]}…"
-        self.text.setText(f"{self._setting.label}  {text}".replace("&", "&&"))
-        self.text.setAccessibleName(f"{self._setting.label}: {shown}")
-        self.text.setToolTip(plain_tip(f"{self._setting.label}: {shown}"))
+        whole = f"{self._setting.label}: {shown}"
+        configure(self.text, text=f"{self._setting.label}  {text}".replace("&", "&&"), name=whole, tip=plain_tip(whole))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):

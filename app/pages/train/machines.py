@@ -183,8 +183,7 @@ class MachinesCard(SettingsCard):
             (self.copy_model, report is not None and report.without_model and not is_checking, True),
             (self._command_row, command, True),
         ):
-            widget.setVisible(bool(shown))
-            widget.setEnabled(enabled)
+            configure(widget, visible=bool(shown), enabled=enabled)
         self.add.setText("Add a machine" if hosts else "Add a second machine")
         clear_layout(self._findings)
         for finding in report.findings if report is not None else ():

@@ -31,14 +31,8 @@ from backend.models.suggested_models import SUGGESTED_MODELS, suggested
 from backend.utils.errors import ConfigProblem
 from backend.utils.files import exists, is_file
 
-PLACE_LABELS = {
-    "cache": "HF cache",
-    "lmstudio": "LM Studio",
-    "run": "Earlier run",
-    "folder": "Folder",
-    "hub": "Hugging Face",
-    "bundled": "Bundled",
-}
+PLACE_LABELS = {"cache": "HF cache", "lmstudio": "LM Studio", "run": "Earlier run", "folder": "Folder"}
+PLACE_LABELS |= {"hub": "Hugging Face", "bundled": "Bundled"}
 STAR, NAME, PRECISION, WHERE = 0, 1, 3, 6
 _PHASES = {"asking": "Asking the Hub", "checking": "Checking", "linking": "Almost there"}
 _EXAMPLES = {"model": "Qwen3 4bit", "reward model": "Skywork Reward", "dataset": "gsm8k"}
@@ -357,8 +351,8 @@ class Picker(QDialog):
         entry = current if isinstance(current, PickerEntry) else None
         self.detail.setText(entry.details if entry else "")
         set_style_property(self.detail, "role", "problem" if entry and entry.refusal else "muted")
-        self.star.setEnabled(entry is not None)
-        self.star.setText("Remove star" if entry and entry.id in self.model.favourites else "Star")
+        is_starred = entry is not None and entry.id in self.model.favourites
+        configure(self.star, enabled=entry is not None, text="Remove star" if is_starred else "Star")
         if entry is None:
             configure(self.take, text="Search" if current else "Use", enabled=current is not None)
             return

@@ -341,8 +341,7 @@ class RewardPanel(QWidget):
         used = f"the {len(catalogue.DEFAULT_REWARDS)} defaults" if uses_defaults else ticked or "none"
         self.count.setText(f"{used} used")
         self.none_ticked.setVisible(uses_defaults)
-        self.more.setText(f"Show {len(entries) - len(rows)} more")
-        self.more.setVisible(len(entries) > len(rows))
+        configure(self.more, text=f"Show {len(entries) - len(rows)} more", visible=len(entries) > len(rows))
 
     def forget_rows(self) -> None:
         """Forget which functions without a tick have a row, and their weights: the form is another."""
