@@ -473,7 +473,7 @@ class CompletionsPage(QWidget):
         self.bar.reset()
         self.bar.show_filter(name or ALL)
         self._shown = None  # the step may be the one on screen, with the filter it had
-        self._pick_or_explain(step)
+        self.pick(step)
 
     def pick(self, step: int) -> None:
         steps = self._steps()
@@ -482,16 +482,13 @@ class CompletionsPage(QWidget):
         if self.bar.scope.key == RUN:
             self.bar.scope.choose(STEP)
         self._refresh()
-
-    def _pick_or_explain(self, step: int) -> None:
-        self.pick(step)
         if self._picked != step:
             self.session.message.emit(f"Step {step:,} has no completions. The nearest is step {self._picked:,}.")
 
     def _on_typed(self) -> None:
         if self.step.isModified() and self.step.text():  # `editingFinished` also comes when the focus merely leaves
             self.step.setModified(False)
-            self._pick_or_explain(int(self.step.text()))
+            self.pick(int(self.step.text()))
 
     def _follow(self, newest: bool) -> None:
         with QSignalBlocker(self.newest):

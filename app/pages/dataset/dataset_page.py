@@ -165,8 +165,8 @@ class DatasetPage(QWidget):
             self._show_problems()
 
     def _show_values(self) -> None:
-        self.path.show_value(self.draft.value("data"))
-        self.mapping.show_values()
+        for key, field in {"data": self.path, **self.mapping.fields}.items():
+            field.show_value(self.draft.value(key))
 
     def _show_all(self) -> None:
         dataset, preview = self.dataset, self.dataset.preview
@@ -377,7 +377,6 @@ class ColumnMapping(QFrame):
     def __init__(self, draft: Draft, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
-        self._draft = draft
         self.config = NameMenuField(SETTINGS["dataset_config"])
         self.splits = {key: NameMenuField(SETTINGS[key]) for key in ("train_split", "valid_split", "test_split")}
         self.columns = {key: NameMenuField(SETTINGS[key]) for key in USES}
@@ -395,10 +394,6 @@ class ColumnMapping(QFrame):
             cells.setColumnStretch(i % COLUMNS, 1)
         column(cells, self.problem, self.offer, self.verdict, None, into=self, margins=(12, 8, 12, 12))
         self.tab_stops = [*(stop for field in self.fields.values() for stop in field.tab_stops), self.use]
-
-    def show_values(self) -> None:
-        for key, field in self.fields.items():
-            field.show_value(self._draft.value(key))
 
     def show_dataset(self, dataset: Dataset) -> None:
         """Offer its names, with the values shown before as present ones, and show the columns that are in use."""

@@ -110,11 +110,6 @@ class Form(TabArea):
         set_shown(self.essentials, is_compact)
         self.verticalScrollBar().setValue(0)
 
-    def show_values(self, values: Mapping[str, Any]) -> None:
-        for key, field in self.fields.items():
-            if key in values:
-                field.show_value(values[key])
-
     def show_applying(self, values: Mapping[str, Any]) -> set[str]:
         """Hide what does not apply with these values, and return the other keys. What stays visible is disabled
         instead, and so are the essentials that fit the mode."""

@@ -197,7 +197,8 @@ class TrainPage(QWidget):
         self._rest_timer.start(SETTLE_MS)
 
     def _show_values(self) -> None:
-        self.form.show_values(self.draft.values())
+        for key, field in self.form.fields.items():
+            field.show_value(self.draft.value(key))
         self.translated_file.show_words()
         self._show_applying()
         self.rewards.show_rewards()
