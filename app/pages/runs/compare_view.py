@@ -365,6 +365,8 @@ class CompareView(QWidget):
             if self.grid is not None:
                 self.grid.hide()
                 self.grid.deleteLater()
+                self.grid = None
+        if metrics and self.grid is None:
             plots = plots_of(((one.title, one.chart) for one in metrics), self._session.guide_requested)
             self.grid = ChartGrid(plots, self._content, prefs=self._session.prefs)
             self.grid.set_smoothing(self.smoothing.currentData())
