@@ -76,7 +76,7 @@ def poll(window: Window) -> None:
 
 def test_cost_before_submitting(qtbot):
     dialog, service = make_dialog(qtbot, optimizer="muon")
-    labels = [each.text() for each in dialog.findChildren(QLabel)]
+    labels = [each.text() for each in dialog.findChildren(QLabel) if each.isVisible()]
     assert "m on d" in labels and "Not carried over: Optimizer." in labels
     assert not dialog.submit.isEnabled() and dialog.state.text().startswith("Asking")
     service.last("hub_hardware").answer({"hardware": HARDWARE})
