@@ -211,12 +211,9 @@ def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProble
     faults += translation.faults
     untranslated = {fault.setting for fault in faults}
     for key in [key for key in translated if key not in SETTINGS]:
-        if not key.strip():
-            faults.append(ConfigProblem("config", "A setting has no name."))
-            continue
         near = nearest(key, [*SETTINGS, *FOREIGN_WORDS])
-        advice = f" Did you mean {near}?" if near else ""
-        faults.append(ConfigProblem(key, f"There is no setting {quote(key, 40)}.{advice}"))
+        sentence = f"There is no setting {quote(key, 40)}." + (f" Did you mean {near}?" if near else "")
+        faults.append(ConfigProblem(key.strip() or "config", sentence if key.strip() else "A setting has no name."))
     values: dict[str, Any] = {}
     for key, about in SETTINGS.items():
         if key not in untranslated:

@@ -118,12 +118,9 @@ def translate(raw: Mapping[str, Any]) -> Translation:
     program = program_of(raw)
     to = Translator(raw, program.key if program else "")
     fates = {word: fate for word in to.values if (fate := fate_of(word, program))}
-    foreign = dict.fromkeys(word for word in fates if not _is_plain(word, program))
-    for word in foreign:
-        fate = fates[word]
-        if isinstance(fate, Translated):
-            continue
-        value = to.take(word)
+    foreign = {word: fate for word, fate in fates.items() if not _is_plain(word, program)}
+    for word, fate in foreign.items():
+        value = None if isinstance(fate, Translated) else to.take(word)
         if isinstance(fate, Refused) and fate.asks(value):
             rest = f") has no counterpart here. {fate.nearest}"
             to.refuse(word, about_value(f"{quote(word, 40)} (", _as_yaml(value), rest))
@@ -131,8 +128,7 @@ def translate(raw: Mapping[str, Any]) -> Translation:
     for reader in sorted(PROGRAMS, key=lambda one: (one is MLX_LM_LORA, one is not program)):
         for regroup in reader.regroups:
             regroup(to)
-    for word in foreign:
-        fate = fates[word]
+    for word, fate in foreign.items():
         if isinstance(fate, Translated) and fate.value is not None and to.flag(word):
             to.fill(fate.settings[0], fate.value, word)
     _rename(to, program)
