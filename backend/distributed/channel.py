@@ -83,11 +83,8 @@ def accept(listeners: list[socket.socket], secret: bytes, ranks: set[int], deadl
                 if connection in listeners:
                     stranger, _ = connection.accept()
                     stranger.setblocking(False)
-                    strangers[stranger] = (
-                        secrets.token_bytes(CHALLENGE),
-                        bytearray(),
-                        time.monotonic() + PROOF_PATIENCE_S,
-                    )
+                    ends = time.monotonic() + PROOF_PATIENCE_S
+                    strangers[stranger] = secrets.token_bytes(CHALLENGE), bytearray(), ends
                     ready.register(stranger, selectors.EVENT_READ)
                     stranger.send(strangers[stranger][0])
                     continue

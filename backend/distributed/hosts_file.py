@@ -157,9 +157,9 @@ def parse_hosts(raw: Any, what: str) -> HostsFile:
     except ValidationError as error:
         texts = list[str]()
         for each in error.errors(include_context=False):
-            place, text = each["loc"], each["msg"].removeprefix("Value error, ")
-            if each["type"] == "too_short":  # as the list is where an entry is wrong
+            if each["type"] == "too_short":  # a wrong entry makes the list too short
                 continue
+            place, text = each["loc"], each["msg"].removeprefix("Value error, ")
             if len(place) > 1 and place[0] == "hosts":
                 place = (f"host {int(place[1]) + 1}", *place[2:])
             where = ", ".join(part for part in place if isinstance(part, str))
