@@ -137,8 +137,8 @@ def describe_error(error: BaseException, file: Path | None, limit: int = LONGEST
 
 
 def printable(text: str) -> str:
-    """Text for a log: the end of it, without control characters."""
-    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text[-LONGEST_TRACEBACK:])
+    """Text for a log, without control characters."""
+    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)
 
 
 def wait_on() -> None:
@@ -266,8 +266,8 @@ class Caller:
 
     def _timeout(self, index: int, seconds: float, stack: str) -> Failure:
         """The function `index` hung at `stack`, outermost frame first."""
-        own = printable(stack[max(stack.find(f'  File "{self.functions[index].file}"'), 0) :])
-        return Failure(timeout_words(seconds), index, traceback=own)
+        own = stack[max(stack.find(f'  File "{self.functions[index].file}"'), 0) :]
+        return Failure(timeout_words(seconds), index, traceback=printable(own[-LONGEST_TRACEBACK:]))
 
     def _limited(self, seconds: float, work: Callable[[], Any], grace_s: float = 0.0) -> Any:
         try:

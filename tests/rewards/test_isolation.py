@@ -166,6 +166,13 @@ def test_a_task_kept_for_the_next_step_ends_quietly(scorer, process: RewardWorke
     assert capsys.readouterr().err == ""
 
 
+def test_what_is_printed_at_once_is_forwarded_whole(scorer, process: RewardWorker, capsys: pytest.CaptureFixture[str]):
+    mine = scorer("def f(completions):\n    os.write(2, b'<' + b'x' * 40_000 + b'>')\n    return [1.0]\n", "f")
+    assert rewards(mine, make_group("a")) == [1.0]
+    process.stop(1.0)
+    assert capsys.readouterr().err == f"<{'x' * 40_000}>"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_function_that_hangs_ends_with_its_trainer(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
