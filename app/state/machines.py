@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Machines(QObject):
     def load(self) -> None:
         self._path, self.is_edited, self._file, self.problem = self.path, False, HostsFile(()), ""
         if self._path:
-            with problems_to(self._show_problem):
+            with problems_to(partial(setattr, self, "problem")):
                 self._file = read_hosts(self._path)
         self.hosts = self._file.hosts
         self._forget_check()
@@ -99,12 +100,9 @@ class Machines(QObject):
     def _edit(self, hosts: tuple[Host, ...]) -> None:
         self.hosts, self.is_edited, self.problem = hosts, True, ""
         if hosts and all(host.ssh for host in hosts):  # not while a name is still to be typed
-            with problems_to(self._show_problem):
+            with problems_to(partial(setattr, self, "problem")):
                 parse_hosts(self.listed.to_json(), Path(self._path).name or "The list")
         self._forget_check()
-
-    def _show_problem(self, sentence: str) -> None:
-        self.problem = sentence
 
     @property
     def listed(self) -> HostsFile:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from backend.utils.errors import UserError
-from backend.utils.files import DEPTH, TEXT_LIMIT, is_text, levels, read_text
+from backend.utils.files import DEPTH, is_text, levels, read_text
 from backend.utils.places import resources
 from backend.utils.text import about_path, quote
 
@@ -70,9 +70,9 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor("tag:yaml.org,2002:value", yaml.SafeLoader.construct_yaml_str)  # pyright: ignore
 
 
-def read_json(path: Path, setting: str, limit: int = TEXT_LIMIT, *, advice: str = "") -> Any:
-    """Content of a JSON file of at most `limit` bytes. Raises UserError that names the file and ends in `advice`."""
-    return parse_json(read_text(path, setting, limit), str(path), setting, advice=advice)
+def read_json(path: Path, setting: str, *, advice: str = "") -> Any:
+    """Content of a JSON file. Raises UserError that names the file and ends in `advice`."""
+    return parse_json(read_text(path, setting), str(path), setting, advice=advice)
 
 
 def parse_json(text: str, what: str, setting: str, *, advice: str = "") -> Any:
