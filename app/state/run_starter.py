@@ -17,7 +17,7 @@ from backend.runs.run_folder import RunFolder, all_runs, default_run_name, make_
 from backend.runs.run_names import name_of, new_label
 from backend.runs.run_record import change_notes
 from backend.runs.steering import run_config
-from backend.runs.sweep_results import live_sweep
+from backend.runs.sweep_results import SweepFolder, live_sweep
 from backend.utils.command import backend_command
 from backend.utils.disk import replace_file
 from backend.utils.errors import ConfigProblem, UserError
@@ -122,7 +122,7 @@ class RunStarter:
             return True
         other = live_sweep() or next((run for run in all_runs() if run.is_locked() and not run.is_remote), None)
         if other is not None:
-            name = name_of(other) if isinstance(other, RunFolder) else f"The sweep {other.name}"
+            name = f"The sweep {other.name}" if isinstance(other, SweepFolder) else name_of(other)
             self._say(f"{name} is training: stop it {advice}", other.is_locked)
         return other is not None
 

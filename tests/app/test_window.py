@@ -28,6 +28,7 @@ from app.window import Window
 from backend.__main__ import app as verbs
 from backend.config import first_choices
 from backend.runs.run_folder import make_run_folder
+from backend.runs.sweep_results import sweep_folder
 from backend.utils import places
 from tests.support import made_up_runs
 from tests.support.trainer_by_hand import locked
@@ -137,9 +138,12 @@ def test_run_starts_with_the_form(session: Session, started):
 def test_no_run_is_started_beside_one_that_a_terminal_or_the_sweeps_page_has_started(session: Session, started):
     session.restore()
     (other := make_run_folder("other")).config.write_text("model: a\n")
-    with locked(other):
-        session.starter.start()
-        assert not started and session.messages.current.sentence.startswith("other is training: stop it first")
+    (sweep := sweep_folder("rates")).path.mkdir(parents=True)
+    sweep.plan.write_text("base: a\n")
+    for folder, name in ((other, "other"), (sweep, "The sweep rates")):
+        with locked(folder):
+            session.starter.start()
+        assert not started and session.messages.current.sentence.startswith(f"{name} is training: stop it first")
     session.starter.start()
     assert len(started) == 1
 
