@@ -202,18 +202,18 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
 
 
 def _saved(trainer: Trainer, ending: Ending) -> Ending:
-    def save() -> Ending:
+    try:
         if trainer.has_unsaved_step():
             trainer.save()
             trainer.saver.wait()
         if ending.kind == "stopped" and trainer.config.train_type == "full" and trainer.has_whole_step:
             save_model(trainer.parts.policy, trainer.config, trainer.folder.model)
-        return ending
-
-    result = ending_of(save, trainer)
-    if ending.kind == "stopped" or result.sentence == ending.sentence:
-        return result
-    return replace(result, sentence=f"{ending.sentence} {result.sentence}")
+    except Exception as error:
+        failure = ending_after(error, trainer.state.step)
+        if ending.kind == "stopped" or failure.sentence == ending.sentence:
+            return failure
+        return replace(failure, sentence=f"{ending.sentence} {failure.sentence}")
+    return ending
 
 
 def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries: int) -> Ending:
@@ -230,13 +230,12 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
     ending = replace(ending, sentence=logged.sentence)
     if not logged.is_retried:
         return ending
-
-    def hand_on() -> Ending:
+    try:
         trainer.control.obey()
         trainer.control.hand_on_signals()
-        return replace(ending, kind=RESTART)
-
-    return ending_of(hand_on, trainer)
+    except Exception as stopped:
+        return ending_after(stopped, step)
+    return replace(ending, kind=RESTART)
 
 
 def ending_of(work: Callable[[], Ending], trainer: Trainer | None = None) -> Ending:
