@@ -22,10 +22,6 @@ class JobFile:
     bucket: str
     submitted: float
 
-    @property
-    def most_usd(self) -> float:
-        return self.usd_per_hour * self.timeout_h
-
 
 def read_job(run: RunFolder) -> JobFile | None:
     """The job of a run; None for a run that trains here. Raises UserError for a damaged file."""

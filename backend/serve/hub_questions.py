@@ -7,12 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from backend.distributed.hosts_file import parse_hosts
 from backend.export.peft_import import import_adapter as carry
 from backend.models import inventory
 from backend.runs.saved_weights import imported_folder
 from backend.serve.questions import QuestionCall
-from backend.utils.about import is_newer, our_version, release_in
+from backend.utils.about import our_version, release_in
 from backend.utils.disk import room_on
 from backend.utils.errors import UserError
 from backend.utils.files import names_folder, resolved
@@ -136,7 +138,8 @@ def newer_release(call: QuestionCall, feed: str) -> dict[str, str] | None:
         release = release_in(json.loads(content))
     except (ValueError, RecursionError):
         raise UserError("updates", "The list of releases is not JSON.") from None
-    return release if is_newer(release["version"], our_version()) else None
+    version = Version(release["version"])  # one that is no release, such as 1.0rc1, is not newer than ours
+    return release if not version.is_prerelease and version > Version(our_version()) else None
 
 
 def import_adapter(call: QuestionCall, folder: str, model: str) -> dict[str, Any]:

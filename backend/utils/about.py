@@ -131,11 +131,6 @@ def our_version() -> str:
     return metadata.version(OURS)
 
 
-def is_newer(version: str, than: str) -> bool:
-    """True if a released version comes after another. One that is no release, such as 1.0rc1, never does."""
-    return not Version(version).is_prerelease and Version(version) > Version(than)
-
-
 OURS = "grpo-studio"
 LONGEST_LICENCE = 60  # characters of the metadata's field License that can be a name; longer ones are the text itself
 _LICENCE_FILE = re.compile(r"(^|/)(licen[cs]e|copying|notice|authors|copyright)[^/]*$", re.IGNORECASE)

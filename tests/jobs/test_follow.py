@@ -113,7 +113,7 @@ def test_a_job_is_a_run(
     assert result.exit_code == 0, (result.output, result.exception)
     assert "Nvidia T4 - small: $0.4 an hour, $1.00 at most in 2.5 hours." in result.stderr
     job, (asked,) = read_job(run), (each.spec for each in hub.jobs.values())
-    assert job is not None and (job.owner, job.flavor, job.most_usd) == ("someone", "t4-small", 1.0)
+    assert job is not None and (job.owner, job.flavor, job.usd_per_hour * job.timeout_h) == ("someone", "t4-small", 1.0)
     assert asked["timeoutSeconds"] == 9000 and asked["secrets"] == {"HF_TOKEN": TOKEN}
     assert asked["command"][:3] == ["uv", "run", "/run/train.py"] and asked["volumes"][0]["mountPath"] == "/run"
     assert f"{asked['volumes'][0]['source']}/{asked['volumes'][0]['path']}" == job.bucket

@@ -158,7 +158,7 @@ class MonitorPage(QWidget):
             job = read_job(run.folder)
         set_shown(self._job_row, job is not None)
         if job is not None:
-            most = f"at most {job.timeout_h:g} h and {dollars(job.most_usd)}"
+            most = f"at most {job.timeout_h:g} h and {dollars(job.usd_per_hour * job.timeout_h)}"
             self.job.setText(f"On Hugging Face: {job.flavor}, {most}, paid by {job.owner}")
             self._job_url = job.url
         set_shown(self.change, run.state in STEERED_STATES and not run.folder.is_remote)
