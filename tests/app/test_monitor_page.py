@@ -122,8 +122,8 @@ def test_a_finished_run_shows_its_result_first(page: MonitorPage, show_run, tmp_
     assert page.verdict.isVisible() and page.verdict.title.text().startswith("Finished: 60 steps in 1")
     assert button_texts(page) == ["Export to LM Studio…", "Chat", "Evaluate", "Open folder"]
     assert page.tiles["reward"].figure() == figure(after), "tiles compare the same steps as the card"
-    assert page.tiles["reward"].caption() == f"+{after - before:.2f} since start"
-    assert page.tiles["peak_memory_gb"].caption() == "" and page.tiles["correct"].isHidden()
+    assert page.tiles["reward"].caption.text() == f"+{after - before:.2f} since start"
+    assert page.tiles["peak_memory_gb"].caption.text() == "" and page.tiles["correct"].isHidden()
     assert page.tiles["clip_ratio_total"].figure().endswith("%")
 
 
@@ -187,7 +187,7 @@ def test_the_kl_chart_and_tile_say_that_kl_is_off(page: MonitorPage, show_run, t
     folder.events.write_text(text.replace('"kl": ', '"other": '), encoding="utf-8")
     show_run(folder)
     assert "KL is off" in plot(page, "KL from the reference").waiting.text()
-    assert page.tiles["kl"].caption() == "off: Beta 0"
+    assert page.tiles["kl"].caption.text() == "off: Beta 0"
 
 
 def test_flat_clip_chart(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
@@ -201,7 +201,7 @@ def test_flat_clip_chart(page: MonitorPage, show_run, tmp_path: Path, session: S
     session.close_run()
     show_run(folder)
     assert not clipping.traces and "one update per rollout" in clipping.waiting.text()
-    assert page.tiles["clip_ratio_total"].caption() == "ratio always 1"
+    assert page.tiles["clip_ratio_total"].caption.text() == "ratio always 1"
     session.draft.reset()
     assert session.draft.value("num_iterations") == 1
     clipping.offer.click()
@@ -231,7 +231,7 @@ def test_a_tile_shows_the_change_with_the_precision_of_its_figure(qtbot) -> None
     close = [(0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (0.0467, 0.0441, "+2.6")]
     for now, start, expected in (*close, (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (2.5e6, 1e6, "+1.50M")):
         tile.show_value(now, start)
-        assert tile.caption().removesuffix(" since start") == expected
+        assert tile.caption.text().removesuffix(" since start") == expected
 
 
 def test_a_point_leads_to_its_completions(qtbot, page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:

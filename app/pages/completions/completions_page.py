@@ -203,7 +203,8 @@ class CompletionsPage(QWidget):
 
     def _on_run_changed(self) -> None:
         self._run, self._shown, self.completions = self.session.run, None, None
-        self._follow(True)
+        with QSignalBlocker(self.newest):
+            self.newest.setChecked(True)
         self.bar.reset()
         self.about.setText("")
         if self._run is not None:
@@ -478,7 +479,8 @@ class CompletionsPage(QWidget):
     def pick(self, step: int) -> None:
         steps = self._steps()
         self._picked = _nearest(steps, step) if steps else step  # the nearest now: a step beyond the end would follow
-        self._follow(False)
+        with QSignalBlocker(self.newest):
+            self.newest.setChecked(False)
         if self.bar.scope.key == RUN:
             self.bar.scope.choose(STEP)
         self._refresh()
@@ -489,10 +491,6 @@ class CompletionsPage(QWidget):
         if self.step.isModified() and self.step.text():  # `editingFinished` also comes when the focus merely leaves
             self.step.setModified(False)
             self.pick(int(self.step.text()))
-
-    def _follow(self, newest: bool) -> None:
-        with QSignalBlocker(self.newest):
-            self.newest.setChecked(newest)
 
     def _set_following(self, follow: bool) -> None:
         if not follow and self._shown is not None:

@@ -44,11 +44,11 @@ class MetricTile(QFrame):
         # Ignored: tiles share the row's width equally, and a longer figure must not widen its tile during a run.
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         small = theme.figures_font(theme.CAPTION)
-        name_line, self._caption = ElidedLabel(font=small, text=name), ElidedLabel(font=small)
+        name_line, self.caption = ElidedLabel(font=small, text=name), ElidedLabel(font=small)
         self._number = label(font=theme.figures_font(theme.TITLE, QFont.Weight.DemiBold))
         self._unit_label = label(font=theme.caption_font(), role="muted")
         number = row(self._number, (self._unit_label, 0, Qt.AlignmentFlag.AlignBottom), None, spacing=5)
-        self._layout: QVBoxLayout = column(name_line, number, self._caption, into=self, spacing=0)
+        self._layout: QVBoxLayout = column(name_line, number, self.caption, into=self, spacing=0)
         self.set_low(False)
         theme.signals.changed.connect(self._recolour)
         self.show_value(None)
@@ -59,20 +59,17 @@ class MetricTile(QFrame):
         self._number.setText(number)
         self._unit_label.setText(unit)
         change = _change(finite(now), finite(start), number, unit)
-        self._caption.setText(instead or (f"{change} since start" if change else ""))
-        self.setAccessibleName(f"{self._name} {self.figure()} {self.caption()}".strip())
+        self.caption.setText(instead or (f"{change} since start" if change else ""))
+        self.setAccessibleName(f"{self._name} {self.figure()} {self.caption.text()}".strip())
         self._recolour()
         self._fit()
 
     def set_low(self, low: bool) -> None:
-        set_shown(self._caption, not low)
+        set_shown(self.caption, not low)
         self._layout.setContentsMargins(9, 2 if low else 6, 9, 3 if low else 7)
 
     def figure(self) -> str:
         return f"{self._number.text()}{THIN}{self._unit_label.text()}".removesuffix(THIN)
-
-    def caption(self) -> str:
-        return self._caption.text()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         self._fit()

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject, QSignalBlocker, Qt, QTimer, Signal
@@ -57,14 +58,15 @@ class RunDetails(TabArea):
         self.settings, self.disk = (grid((), stretch=1, spacing=(theme.SPACE, 2)) for _ in range(2))
         self.free = LinkButton("Free space…", clicked=self.free_requested)
         self.several = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignTop)
-        self._family_title, self._machines_title = _heading("Cloned from and to"), _heading("Machines")
+        heading = partial(label, font=theme.caption_font(), role="muted", contentsMargins=(0, 6, 0, 0))
+        self._family_title, self._machines_title = heading("Cloned from and to"), heading("Machines")
         self._one = QWidget()
         column(
             *(self.title, self.folder, row(self.chip, None, self.when), self.problem),
-            *(_heading("Tags"), self.tags, _heading("Note"), self.note),
+            *(heading("Tags"), self.tags, heading("Note"), self.note),
             *(self._family_title, self.family, self._machines_title, self.machines),
-            *(_heading("Settings that differ from the defaults"), self.settings),
-            *(_heading("Disk"), self.disk, (self.free, 0, Qt.AlignmentFlag.AlignLeft)),
+            *(heading("Settings that differ from the defaults"), self.settings),
+            *(heading("Disk"), self.disk, (self.free, 0, Qt.AlignmentFlag.AlignLeft)),
             into=self._one,
             spacing=6,
         )
@@ -152,10 +154,6 @@ class RunDetails(TabArea):
         changes = {key: value for key, value in now.items() if value != getattr(self._record.notes, key)}
         if changes:
             self.notes_changed.emit(Path(self._record.summary.path), changes)
-
-
-def _heading(text: str) -> QWidget:
-    return label(text, theme.caption_font(), "muted", contentsMargins=(0, 6, 0, 0))
 
 
 def _fill(cells: QGridLayout, rows: Sequence[tuple[str, str]]) -> None:

@@ -91,10 +91,6 @@ class VariedRow(QWidget):
         changed = (self.setting.currentIndexChanged, self.values.textChanged, self.draw.currentIndexChanged)
         connect(lambda _: of.edited.emit(), *changed)
 
-    @property
-    def key(self) -> str:
-        return self.setting.currentData()
-
 
 class VariedRows(QWidget):
     edited = Signal()
@@ -114,7 +110,7 @@ class VariedRows(QWidget):
         return added
 
     def add_next(self) -> None:
-        used = {each.key for each in self.rows}
+        used = {each.setting.currentData() for each in self.rows}
         key = next((about.key for about in self.offered if about.key not in used), self.offered[0].key)
         self.add(key, "").values.setFocus(Qt.FocusReason.OtherFocusReason)
 
@@ -317,10 +313,11 @@ class SweepsPage(QWidget):
         self.sweeps.watch(False)
 
     def form(self) -> SweepForm:
+        rows = self.varied.rows
         return SweepForm(
             self.name.text(),
             self.search.key,
-            tuple((each.key, each.values.text(), each.draw.currentData()) for each in self.varied.rows),
+            tuple((each.setting.currentData(), each.values.text(), each.draw.currentData()) for each in rows),
             self.seeds.text(),
             self.trials.text(),
             self.halves.isChecked(),
@@ -357,7 +354,7 @@ class SweepsPage(QWidget):
             faults = {each.setting: each.sentence for each in error.faults}
             problem = next((sentence for key, sentence in faults.items() if key != "name"), "")
         for each in self.varied.rows:
-            set_style_property(each.values, "problem", each.key in faults)
+            set_style_property(each.values, "problem", each.setting.currentData() in faults)
         set_style_property(self.name, "problem", "name" in faults)
         show_text(self.name_problem, faults.get("name", ""))
         show_text(self.problem, problem)

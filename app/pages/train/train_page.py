@@ -347,7 +347,7 @@ class ToolsPart(QObject):
         self.refresh()
 
     def refresh(self) -> None:
-        settings = self._settings()
+        settings = {key: self._session.draft.value(key) for key in ASKED}
         try:
             self._listed, problem = listed_tools(settings), ""
         except UserError as error:
@@ -360,13 +360,10 @@ class ToolsPart(QObject):
         self._show(problem, has_sources=has_sources)
 
     def load(self) -> None:
-        settings = self._settings()
+        settings = {key: self._session.draft.value(key) for key in ASKED}
         if self._session.consent.obtain(settings):
             self._ask(settings)
             self._show("", has_sources=True)
-
-    def _settings(self) -> dict[str, Any]:
-        return {key: self._session.draft.value(key) for key in ASKED}
 
     def _show(self, problem: str, *, has_sources: bool) -> None:
         listed = with_exact(self._listed, self._exact) if self._exact is not None else self._listed
