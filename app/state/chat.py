@@ -21,7 +21,7 @@ from backend.config import config
 from backend.config.config import Config
 from backend.models.model_folder import object_or_empty
 from backend.rewards.catalogue import scorable
-from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.run_folder import RunFolder
 from backend.runs.run_names import name_of
 from backend.runs.saved_weights import WeightChoice, choices
 from backend.runs.steering import run_config
@@ -404,10 +404,6 @@ def memory_sentence(choice: ChatChoice, checkpoint: str) -> str:
     if size <= limit:
         return f"Needs about {amount(size)} of {amount(limit)}{both}."
     return f"Needs about {amount(size)}{both}, and this machine has only {amount(limit)} to give."
-
-
-def live_run() -> RunFolder | None:
-    return next((run for run in all_runs() if run.is_locked() and not run.is_remote), None)
 
 
 EndpointState = Literal["off", "starting", "serving", "stopping"]

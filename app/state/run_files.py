@@ -116,6 +116,10 @@ def last_run() -> RunFolder | None:
     return max(begun, key=lambda run: file_stamp(run.events), default=None)
 
 
+def live_run() -> RunFolder | None:
+    return next((run for run in all_runs() if run.is_locked() and not run.is_remote), None)
+
+
 def crash_offer(run: RunFolder, offered: str) -> CrashOffer | None:
     """None if it has not crashed, or `offered` is the key of this crash."""
     about = summary(run)

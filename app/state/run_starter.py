@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from app.state.memory import GB, MemoryParts, memory_parts_of
 from app.state.messages import problems_to
 from app.state.processes import start_detached
+from app.state.run_files import live_run
 from app.state.run_summary import count_text
 from backend.config import config
 from backend.runs.events import check_format
-from backend.runs.run_folder import RunFolder, all_runs, default_run_name, make_run_folder
+from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.runs.run_names import name_of, new_label
 from backend.runs.run_record import change_notes
 from backend.runs.steering import run_config
@@ -120,7 +121,7 @@ class RunStarter:
         if session.is_training:
             self._say(f"One run at a time: stop the present run {advice}", lambda: session.is_training)
             return True
-        other = live_sweep() or next((run for run in all_runs() if run.is_locked() and not run.is_remote), None)
+        other = live_sweep() or live_run()
         if other is not None:
             name = f"The sweep {other.name}" if isinstance(other, SweepFolder) else name_of(other)
             self._say(f"{name} is training: stop it {advice}", other.is_locked)

@@ -8,8 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.pages.runs.run_details import RunDetails
-from app.state.chat import live_run
-from app.state.run_files import NOT_FOLLOWED, crash_offer
+from app.state.run_files import NOT_FOLLOWED, crash_offer, live_run
 from app.widgets.export_panel import ExportPanel
 from app.widgets.hub_dialogs import JobDialog
 from app.window import Window

@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QCheckBox, QFrame, QLineEdit, QToolButton, QWidget
 
 from app import theme
 from app.pages.chat.answer_view import SUFFIXES, PromptBox, PromptPictures, Transcript, picture_files
-from app.state import chat as chat_state
 from app.state.chat import ChatChoice, ChatWithModel, Endpoint, memory_sentence, model_choice, run_choice, sampling_of
+from app.state.run_files import live_run
 from app.state.session import Session
 from app.widgets.basic.controls import (
     CheckBox,
@@ -228,7 +228,7 @@ class ChatPage(QWidget):
         return is_same and self.chat.checkpoint == self.checkpoint
 
     def _check_live_run(self) -> None:
-        self._live = chat_state.live_run()
+        self._live = live_run()
         if self._live is not None and self.chat.state != "empty":
             self.chat.unload()
             self.session.message.emit(f"The chat's model was unloaded: {self._live.name} is training.")
