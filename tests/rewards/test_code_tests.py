@@ -149,7 +149,8 @@ HOSTILE = {
     "builtins.isinstance = lambda *a: True\ndef add(a, b): return 9",
     "exits before the tests": "raise SystemExit(0)",
     "looks for the expected values": "import gc\n"
-    "found = [o.args[1] for o in gc.get_objects() if getattr(getattr(o, 'func', 0), '__name__', '') == '_holds']\n"
+    "partials = [o for o in gc.get_objects() if type(o).__name__ == 'partial']\n"
+    "found = [o.args[1] for o in partials if getattr(o.func, '__name__', '') == '_holds']\n"
     "def add(a, b): return found[b // 4]",
     "looks for an open file": "import os\nfound = 0\nfor file in range(4, 4096):\n"
     "    try: os.fstat(file); found = 1\n    except OSError: pass\ndef add(a, b): return found and a + b",
