@@ -33,8 +33,15 @@ def default_score(values: Mapping[str, Any]) -> str:
     return "loss" if mode == "sft" and values.get("sft_targets") == "dataset" else without
 
 
+class _InvalidSettingError(Exception):
+    """A check reads a setting that is not valid, and so does not apply."""
+
+
 class CheckedValues(Modes, SimpleNamespace):
     """Valid values by key."""
+
+    def __getattr__(self, key: str) -> Any:
+        raise _InvalidSettingError(key)
 
 
 _NOT_DIVIDED = {
@@ -322,7 +329,7 @@ def cross_setting_faults(values: Mapping[str, Any]) -> list[ConfigProblem]:
     faults: list[ConfigProblem] = []
     settings = CheckedValues(**values)
     for setting, sentence, condition in RULES:
-        with suppress(AttributeError):  # it reads a setting that is not valid, and so does not apply
+        with suppress(_InvalidSettingError):
             if found := condition(settings):
                 faults.append(ConfigProblem(setting, sentence.format_map({**values, "found": found})))
     return faults

@@ -1,5 +1,6 @@
 """Every setting has a label and help, refuses invalid values, and means the same in a file as in the form."""
 
+import ast
 import math
 from collections.abc import Callable
 from itertools import product
@@ -11,9 +12,10 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from backend.config import checks
 from backend.config.config import SECTIONS, SETTINGS, dump, load, needs_reference, parse, problems, read, resolve_paths
 from backend.config.notes import USUAL, unusual
-from backend.config.setting import Setting
+from backend.config.setting import Modes, Setting
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.utils.errors import UserError
 from backend.utils.text import about_path
@@ -345,6 +347,15 @@ def test_an_invalid_field_hides_no_other_fault() -> None:
 def test_a_cross_check_runs_only_if_its_settings_are_valid() -> None:
     faults = problems(SOUND | {"max_seq_length": "x", "max_completion_length": 9999})
     assert [fault.setting for fault in faults] == ["max_seq_length"]
+
+
+def test_a_cross_check_reads_settings_that_exist_and_its_own_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [node for node in ast.walk(ast.parse(Path(checks.__file__).read_text())) if isinstance(node, ast.Attribute)]
+    read = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "c"}
+    assert len(read) > 50 and read <= SETTINGS.keys() | vars(Modes).keys()
+    monkeypatch.setattr(checks, "RULES", (checks.Rule("model", "").when(lambda c: c.model.is_folder()),))
+    with pytest.raises(AttributeError, match="is_folder"):
+        checks.cross_setting_faults({"model": "a/b"})
 
 
 def written(folder: Path, text: str | bytes) -> Path:

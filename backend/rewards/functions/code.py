@@ -153,7 +153,7 @@ class AssertTests:
         return [{"source": source, "setup": self.setup, "tests": [test for test, _ in self.tests]}]
 
     def passed(self, results: Sequence[TaskResult]) -> int:
-        observed: dict[int, dict[int, bool]] = defaultdict(dict)  # test → number → if all under it were as expected
+        observed: dict[int, dict[int, bool]] = defaultdict(dict)  # test → number → True if all were as expected
         done: set[int] = set()
         for line in results[0]["output"].split("\n"):
             try:
@@ -168,10 +168,11 @@ class AssertTests:
                     with suppress(Exception):  # no such observation, or values that cannot be compared
                         holds = self.expected[number](claim)
                     observed[index][number] = observed[index].get(number, True) and holds
-        of_tests = [(index in done, observed[index], required) for index, (_, required) in enumerate(self.tests)]
-        return sum(
-            ended and required <= of.keys() and bool(of) and all(of.values()) for ended, of, required in of_tests
-        )
+        passed = 0
+        for index, (_, required) in enumerate(self.tests):
+            found = observed[index]
+            passed += bool(found) and index in done and required <= found.keys() and all(found.values())
+        return passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +322,7 @@ def row_tests(value: Any, row: Mapping[str, Any], most: int) -> RowTests | None:
         inputs, outputs, name = value.get("inputs"), value.get("outputs"), value.get("fn_name")
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
             raise UnusableTestsError("a mapping without as many inputs as outputs")
-        pairs = list(zip(inputs, outputs, strict=True))
+        pairs = list(zip(inputs, outputs, strict=True))[:most]
     elif not isinstance(value, Sequence):
         raise UnusableTestsError(f"{type(value).__name__}, which is no text, list or mapping")
     elif all(isinstance(item, str) for item in value):
@@ -332,14 +333,14 @@ def row_tests(value: Any, row: Mapping[str, Any], most: int) -> RowTests | None:
         raise UnusableTestsError("cases of which one has no input or no output")
     else:
         name = value[0].get("fn_name")
-        pairs = [(_parsed(case["input"]) if name else case["input"], case["output"]) for case in value]
+        pairs = [(_parsed(case["input"]) if name else case["input"], case["output"]) for case in value[:most]]
     if not pairs:
         return None
     if name:
         if not (name := str(name)).isidentifier():
             raise UnusableTestsError(f"the function name {quote(name, 30)}")
         tests = AssertTests()
-        for number, (arguments, output) in enumerate(pairs[:most]):
+        for number, (arguments, output) in enumerate(pairs):
             if not isinstance(arguments, list):
                 raise UnusableTestsError("inputs of a function that are no lists of arguments")
             call = f"{OBSERVE}({number}, __entry__({name!r})(*{arguments!r}))"
@@ -351,7 +352,7 @@ def row_tests(value: Any, row: Mapping[str, Any], most: int) -> RowTests | None:
     def text(lines: Any) -> str:
         return "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
 
-    return StreamTests([(text(given), text(expected)) for given, expected in pairs[:most]])
+    return StreamTests([(text(given), text(expected)) for given, expected in pairs])
 
 
 def _parsed(value: Any) -> Any:
