@@ -49,9 +49,11 @@ _SETTABLE = re.compile(
 
 
 def _is_ipv4(text: str) -> bool:
-    with suppress(ValueError):
-        return bool(ipaddress.IPv4Address(text))
-    return False
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _device(value: Any) -> str | tuple[str, ...] | None:

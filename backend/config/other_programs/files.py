@@ -68,11 +68,13 @@ def import_file(path: Path, *, their_defaults: bool = True) -> ImportedFile:
         "Not carried over:": [f"{word}: {sentence}" for fate, word, sentence in words if fate == "without effect"],
     }
     origin = f"# From {one_line(path.name, 80)}, a file for {program.name}, by python -m backend import.\n"
-    wrapper, parts = textwrap.TextWrapper(100, initial_indent="#   ", subsequent_indent="#     "), [origin, dump(valid)]
+    wrapper = textwrap.TextWrapper(100, initial_indent="#   ", subsequent_indent="#     ")
+    parts = [origin, dump(valid)]
     for title, lines in comments.items():
-        wrapped = [part for line in lines for part in wrapper.wrap(one_line(line))]
-        parts += ["\n".join([f"# {title}", *wrapped, ""])] if lines else []
-    return ImportedFile("\n".join(parts), program, missing)
+        if lines:
+            wrapped = [part for line in lines for part in wrapper.wrap(one_line(line))]
+            parts.append("\n".join([f"# {title}", *wrapped, ""]))
+    return ImportedFile("\n".join(filter(None, parts)), program, missing)
 
 
 _REGROUPED = (
@@ -111,11 +113,12 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
     values |= {key: True for key, kind in QUANTIZATION_FLAGS.items() if kind == config.quantization}
     if config.lr_schedule in ("cosine", "linear") and not config.epochs:  # it counts the decay in steps
         peak, final = config.learning_rate, final_rate(config.learning_rate, config.lr_final)
-        name, arguments = "linear_schedule", [peak, final, round(config.lr_decay_fraction * config.iters)]
+        steps = round(config.lr_decay_fraction * config.iters)
+        curve = {"name": "linear_schedule", "arguments": [peak, final, steps]}
         if config.lr_schedule == "cosine":
-            name, arguments = "cosine_decay", [peak, arguments[2], final]
+            curve = {"name": "cosine_decay", "arguments": [peak, steps, final]}
         warmup = {"warmup": warmup_updates(config, config.iters), "warmup_init": config.lr_warmup_init}
-        values["lr_schedule"] = {"name": name, "arguments": arguments, **warmup}
+        values["lr_schedule"] = curve | warmup
     elif config.lr_schedule != "constant":
         missing.add("lr_schedule")
     if config.lr_schedule == "constant" and config.lr_warmup_ratio:

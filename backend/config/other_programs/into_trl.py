@@ -95,8 +95,10 @@ class LeftOut:
     @property
     def shown(self) -> str:
         """Its value; the export dialog shows it too."""
-        if self.value is None or isinstance(self.value, bool):
-            return "empty" if self.value is None else str(self.value).lower()
+        if self.value is None:
+            return "empty"
+        if isinstance(self.value, bool):
+            return str(self.value).lower()
         return f"{self.value:g}" if isinstance(self.value, float) else quote(self.value, 60)
 
 

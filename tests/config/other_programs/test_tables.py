@@ -242,6 +242,8 @@ def test_a_file_for_trl_becomes_one_of_ours_with_trls_defaults(tmp_path: Path) -
     ):
         assert line in text
     assert "epochs" not in text, "max_steps is given"
+    (tmp_path / "trl.yaml").write_text("use_vllm: true\n")
+    assert "\n\n\n" not in import_file(tmp_path / "trl.yaml", their_defaults=False).text, "it names no setting of ours"
 
 
 def test_a_file_for_mlx_lm_lora_keeps_its_own_lora_parameters(tmp_path: Path) -> None:
