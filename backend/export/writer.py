@@ -35,6 +35,7 @@ from backend.trainer.memory.model_shape import shape_of
 from backend.utils.disk import require_room, whole_folder
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder, own_file
+from backend.utils.text import quote
 from backend.vision.tokenizer import INSTALL
 
 KEPT_FILES = (
@@ -268,10 +269,11 @@ def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
 
 
 def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
-    """Replace `folder` by the whole model in its loaded precision. Raises DiskError and keeps the older one."""
+    """Replace `folder` by the whole model in its loaded precision. Raises UserError and keeps the older one."""
     # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
-    path = local_folder(config.model)
-    assert path is not None, f"{config.model} was deleted while it was trained"
+    if (path := local_folder(config.model)) is None:
+        gone = f"{quote(config.model, 90)} is gone, so its tokenizer cannot be saved with the trained model"
+        raise UserError("model", f"{gone}; put it back, then resume.")
     vision, _ = open_vision_part(path, policy.model_config)
     beside = sum(array.nbytes for array in vision.arrays.values()) if vision else 0
     require_room(folder, model_bytes(policy) + beside, "The model")

@@ -187,6 +187,9 @@ def test_saving_a_hub_model_needs_no_network(
     monkeypatch.setattr("huggingface_hub.ModelCard.load", lambda name: pytest.fail("it went to the Hub"))
     save_model(policy, config.model_copy(update={"model": name}), tmp_path / "model")
     assert mx.array_equal(load(str(tmp_path / "model"))[0](TOKENS), policy.model(TOKENS))
+    gone = config.model_copy(update={"model": str(tmp_path / "gone")})
+    setting, sentence = mistake(save_model, policy, gone, tmp_path / "other")
+    assert setting == "model" and "is gone" in sentence and not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(("train_type", "quantization"), [("lora", "mxfp4"), ("dora", "8")])
