@@ -41,6 +41,7 @@ from backend.trainer.trackers.targets import chosen, missing_fault
 from backend.utils.disk import require_room
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
+from backend.utils.hub_cache import local_folder
 from backend.utils.machine import machine_bytes
 from backend.utils.places import runs_folder
 from backend.utils.text import quote
@@ -146,12 +147,8 @@ def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem])
 
 def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -> Any:
     opened = _caught(problems, lambda: _opened(folder, config.model, "model"))
-    if opened is None and not any(folder.glob(WEIGHTS)):  # they are on the Hub; the tokenizer says if prompts fit
-        with suppress(UserError):
-            tokenizer = load_tokenizer(tokenizer_folder(config.tokenizer or config.model))
-            return tokenizer if with_vision(tokenizer, folder, config.image_max_pixels) is tokenizer else None
     if opened is None:
-        return None
+        return None if any(folder.glob(WEIGHTS)) else _tokenizer_here(folder, config)
     model, own, model_config = opened
     tokenizer = _caught(problems, lambda: run_tokenizer(config.tokenizer, own, model))
     if tokenizer is not None:
@@ -166,9 +163,22 @@ def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -
     if not problems:
         _caught(problems, lambda: check_learns(model, model_config, config))
     if not problems and config.adapter:  # the model has the run's own adapters now
-        own: dict[str, mx.array] = dict(tree_flatten(model.trainable_parameters()))
-        _caught(problems, lambda: check_start(own, config, config.adapter))
+        adapters: dict[str, mx.array] = dict(tree_flatten(model.trainable_parameters()))
+        _caught(problems, lambda: check_start(adapters, config, config.adapter))
     return tokenizer
+
+
+def _tokenizer_here(folder: Path, config: Config) -> Any:
+    """The tokenizer of a model whose weights are still on the Hub, to find prompts that do not fit; None if it is not
+    here either, or reads images, whose processor may be missing. Downloads nothing."""
+    files = local_folder(config.tokenizer or config.model)
+    if files is None or not (files / "tokenizer_config.json").is_file():
+        return None
+    ends = None if config.tokenizer else read_object(folder / "config.json", "model").get("eos_token_id")
+    with suppress(UserError):  # its other files may be on the Hub
+        tokenizer = load_tokenizer(files, eos_token_ids=ends)
+        return tokenizer if with_vision(tokenizer, folder, config.image_max_pixels) is tokenizer else None
+    return None
 
 
 def _check_other(config: Config, setting: str) -> Any:
