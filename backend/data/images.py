@@ -89,12 +89,14 @@ def _path(cell: Any, source: str, place: str) -> str:
     is_hub = Path(source).suffix.lower() not in DATA_SUFFIXES
     if isinstance(cell, str):
         path = Path("" if is_hub else Path(source).absolute().parent, cell)
-    elif not (path := preferences_folder() / "images" / blake2b(cell, digest_size=16).hexdigest()).exists():
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(cell)
-            draft.replace(path)
+    else:
+        path = preferences_folder() / "images" / blake2b(cell, digest_size=16).hexdigest()
+        if not path.exists():
+            draft = path.with_name(f".{path.name}.{os.getpid()}")
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                draft.write_bytes(cell)
+                draft.replace(path)
     try:
         picture_size(str(path))
     except UserError as error:

@@ -184,8 +184,10 @@ class LabelledRows(TokenizedPrompts):
 def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
     """Raise UserError for an invalid chat or label, or if no row fits. Stops tokenising at the first that fits."""
     columns = prompt_format.completion_column, prompt_format.messages_column
-    numbered = enumerate(rows, 1) if prompt_format.labelled else ()
-    if without := [number for number, row in numbered if all(row.get(name) in (None, "", []) for name in columns)]:
+    without: list[int] = []
+    if prompt_format.labelled:
+        without = [i for i, row in enumerate(rows, 1) if all(row.get(name) in (None, "", []) for name in columns)]
+    if without:
         named = f"{', '.join(map(str, without[:5]))}{f' and {len(without) - 5:,} more' if len(without) > 5 else ''}"
         these = f"There is no completion and no message to imitate in row{'s' * (len(without) > 1)} {named}"
         raise UserError("completion_feature", f"{these} of {shown_source(source)}.")

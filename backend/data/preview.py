@@ -280,13 +280,13 @@ def preview_problem(
         shown = ids[: prompt_format.max_tokens] if cuts else ids
         problem = problem_of(index, row, messages, shown, prompt_format)
         return (problem, 0) if isinstance(label, TooLong) else (replace(problem, label=label), len(ids))
-    most, variables, cut = max(prompt_format.max_tokens, 0), prompt_format.variables_of(row), None
+    most, variables = max(prompt_format.max_tokens, 0), prompt_format.variables_of(row)
     with tokenizer_lock:
         tokens = tokenize_if_fits(messages, tokenizer, variables, where, most)
+        ids = [] if isinstance(tokens, TooLong) else tokens
         if cuts and prompt_format.cuts and count(tokens) > most:
-            cut = cut_left(messages, tokenizer, variables, where, most)
-    chat, ids = cut or (messages, [] if isinstance(tokens, TooLong) else tokens)
-    return problem_of(index, row, chat, ids, prompt_format), count(tokens)
+            messages, ids = cut_left(messages, tokenizer, variables, where, most) or (messages, ids)
+    return problem_of(index, row, messages, ids, prompt_format), count(tokens)
 
 
 def prompt_pieces(tokens: Sequence[int], tokenizer: Any, label: Label | None = None) -> list[dict[str, Any]]:

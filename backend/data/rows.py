@@ -302,9 +302,11 @@ def find_splits(
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRows:
+    """Rows of an `eval_data` set, and its differing settings."""
+
     rows: Rows
     source: str
-    settings: dict[str, Any]  # of the set's own
+    settings: dict[str, Any]
 
 
 @dataclass(slots=True)

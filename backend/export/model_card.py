@@ -343,9 +343,12 @@ def _method_rows(facts: CardFacts) -> list[tuple[str, str]]:
     rate = f"{config.learning_rate:g}, {config.lr_schedule}"
     rate = _plain(config.own_schedule) if config.lr_schedule == OWN else rate
     steps = f"{facts.step or '–'} × {config.batch_size}"
-    minutes = facts.seconds / 60
-    time = f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-    time = f"{facts.seconds:.0f} s" if facts.seconds < 90 else time
+    if facts.seconds < 90:
+        time = f"{facts.seconds:.0f} s"
+    elif facts.seconds < 5400:
+        time = f"{facts.seconds / 60:.0f} min"
+    else:
+        time = f"{facts.seconds / 3600:.1f} h"
     sampled = [
         ("Steps × prompts × completions", f"{steps} × {config.group_size}"),
         ("Longest completion", f"{config.max_completion_length} tokens"),

@@ -494,7 +494,8 @@ def _adapter_config(name: str, carried: CarriedAdapter, settings: PeftSettings, 
     trained: Any = SimpleNamespace(rank=carried.rank, scale=carried.scale, lora_alpha=None, dropout=settings.dropout)
     trained.train_type, trained.use_rslora = "dora" if settings.uses_dora else "lora", settings.uses_rslora
     # mlx-lm's `num_layers` and `keys`, [] for all; full names if layers differ
-    adapted, layers = set(carried.layers), list[nn.Module](model.layers)  # pyright: ignore
+    adapted = set(carried.layers)
+    layers: list[nn.Module] = model.layers  # pyright: ignore
     full = {id(module): f"{name}." for name, module in model.named_modules()}
     prefixes = [full[id(layer)] for layer in layers]
     within = [{name.removeprefix(prefix) for name in adapted if name.startswith(prefix)} for prefix in prefixes]

@@ -27,7 +27,7 @@ ADAPTABLE_LAYERS = (
 ADAPTER_ENDS = (".lora_a", ".lora_b", ".m")  # of an adapter's arrays; `m` is DoRA's magnitude
 SENTENCE = 200  # characters of a message that lists names
 SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
-_LAYER = re.compile(r"^(?:.*?\.)??(?:layers|h|blocks)\.\d+\.(?=.)")  # the beginning of a name in a layer
+_LAYER = re.compile(r"^(?:[^.]+\.)*?(?:layers|h|blocks)\.\d+\.(?=.)")  # “model.layers.0.” of a name in a layer
 
 
 def attach_adapters(

@@ -38,6 +38,7 @@ TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?|^(?
 
 
 def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    """Classes of a model and its arguments, for `mlx_lm.utils.load_model`."""
     as_dict = SimpleNamespace(from_dict=dict[str, Any])
     return (TextPart, as_dict) if is_text_part(config) else mlx_lm_utils._get_classes(config)
 

@@ -249,11 +249,11 @@ def load_policy(
         model.unfreeze()
     else:
         adapted_keys = attach_adapters(model, config, note)
-        own = model.trainable_parameters()
-        arrays: dict[str, mx.array] = dict(tree_flatten(own))
-        is_16_bit = any(x.dtype in SIXTEEN_BIT_TYPES for x in arrays.values())
-        if config.modules_to_save and is_16_bit:
-            masters = tree_map(lambda x: x.astype(mx.float32) if x.dtype in SIXTEEN_BIT_TYPES else x, own)
+        if config.modules_to_save:
+            own = model.trainable_parameters()
+            arrays: dict[str, mx.array] = dict(tree_flatten(own))
+            if any(array.dtype in SIXTEEN_BIT_TYPES for array in arrays.values()):
+                masters = tree_map(lambda x: x.astype(mx.float32) if x.dtype in SIXTEEN_BIT_TYPES else x, own)
         if config.moves_reference:  # it needs adapters of its own; the base is still shared
             reference = copy_sharing_arrays(model).freeze().eval()
     check_can_learn(model, config.model)
@@ -354,13 +354,16 @@ def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dic
 def _load_reference(
     model: nn.Module, tokenizer: Any, config: ModelSettings, loaded: dict[str, nn.Module]
 ) -> nn.Module | None:
-    path, setting = config.reference_model_path, "reference_model_path"
+    path = config.reference_model_path
     if not config.needs_reference:
         return None
     if not path:
         return copy_sharing_arrays(model).freeze().eval()
     if path not in loaded:
-        loaded[path] = _adapted_reference(model, config) or load_other(path, setting, tokenizer, config)
+        reference = _adapted_reference(model, config)
+        if reference is None:
+            reference = load_other(path, "reference_model_path", tokenizer, config)
+        loaded[path] = reference
     return loaded[path]
 
 
