@@ -120,26 +120,30 @@ class TerminalChat:
                 tell_error(f"{where}, answer {problem.answer or '–'}: {problem.prompt}")
                 if problem.prompt:
                     self._ask(problem.prompt)
-            case "/reset" | "/system":
-                if word == "/system":
-                    self._asking.system = text
+            case "/reset":
+                self._turns, self._row = {}, None
+            case "/system":
+                self._asking.system = text
                 self._turns, self._row = {}, None
             case "/seed":
                 if (seed := written_whole(text)) is None:
                     raise UserError("seed", "A seed is a whole number, as in /seed 7.")
                 self._asking.seed = seed
             case "/help":
+                width = max(map(len, COMMANDS))
                 for command, meaning in COMMANDS.items():
-                    tell_error(f"  {command:<{max(map(len, COMMANDS))}}  {meaning}")
+                    tell_error(f"  {command:<{width}}  {meaning}")
             case _:
                 raise UserError("chat", f"There is no command {quote(word, 40)}; /help lists them.")
 
     def _ask(self, prompt: str) -> None:
         from backend.sampling.chat import Turn
 
-        images, self._images, config = self._images, [], self._chat.source.config
+        config = self._chat.source.config
+        images, self._images = self._images, []
         question = self._asking.question(config, prompt, turns=self._turns, row=self._row, images=images)
-        texts, replies = dict["SideName", str](), list["Reply"]()
+        texts: dict[SideName, str] = {}
+        replies: list[Reply] = []
         try:
             replies = answer(self._chat, question, self._sides, texts)
         except KeyboardInterrupt:
@@ -193,7 +197,8 @@ class Asking:
         parse({"model": "-", "data": "-", **checked})
         if not 1 <= limit <= most:
             raise UserError("max_tokens", f"Max tokens must be from 1 to {most:,}, not {quote(limit)}.")
-        changes |= {"grammar": None} if self.free_output else {}
+        if self.free_output:
+            changes["grammar"] = None
         sampling = replace(Sampling.of(config), **changes)
         return ChatQuestion(prompt, sampling=sampling, max_tokens=limit, seed=self.seed, system=self.system, **more)
 
