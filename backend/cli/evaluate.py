@@ -131,9 +131,13 @@ def _progress(is_stream: bool) -> Iterator[Report]:
     def tell_phase(progress: EvaluationProgress) -> None:
         nonlocal phase, printed
         now = time.monotonic()
-        if progress.phase != phase or (is_stream and now - printed >= STREAM_EVERY_S):
-            phase, printed = progress.phase, now
-            tell_json(asdict(progress)) if is_stream else tell_error(f"{phase}…")
+        if progress.phase == phase and not (is_stream and now - printed >= STREAM_EVERY_S):
+            return
+        phase, printed = progress.phase, now
+        if is_stream:
+            tell_json(asdict(progress))
+        else:
+            tell_error(f"{phase}…")
 
     if is_stream or not console.is_terminal:
         yield tell_phase
@@ -159,15 +163,16 @@ def print_evaluation(evaluation: Evaluation) -> None:
         headers = ["difference"] * (decoding.difference is not None) + [f"{evaluation.confidence * 100:g} % interval"]
         table = new_table("", *decoding.sides, *headers, right=slice(1, None), pad_edge=False, header_style="bold")
         columns = [_figures(side.figures) for side in decoding.sides.values()]
-        differences = _figures(decoding.difference) if decoding.difference is not None else {}
+        differences = _figures(decoding.difference) if decoding.difference is not None else None
         for name, mean in columns[0].items():
             cells = [number(column[name].value) for column in columns]
-            if difference := differences.get(name):
-                cells += [number(difference.value, signed=True)]
-            cells += [_interval(difference or mean, signed=difference is not None)]
+            if differences is None:
+                cells += [_interval(mean)]
+            else:
+                cells += [number(differences[name].value, signed=True), _interval(differences[name], signed=True)]
             table.add_row(name, *cells, style="bold" if name == "reward" else None)
         console.print(table)
-        if differences:
+        if decoding.difference is not None:
             counts = f"{decoding.better} prompts better, {decoding.worse} worse, {decoding.unchanged} unchanged"
             print_line(console, counts)
     console.print()
