@@ -122,7 +122,10 @@ def pause(
 ) -> None:
     """Pause the queue. A run that is training continues."""
     file = QueueFile(runs_dir)
-    file.change(**({"is_paused": True} if after_failure is None else {"pauses_after_failure": after_failure}))
+    if after_failure is None:
+        file.change(is_paused=True)
+    else:
+        file.change(pauses_after_failure=after_failure)
     tell(_state_sentence(file))
 
 

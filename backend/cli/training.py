@@ -89,6 +89,7 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None, origin
 
 
 def write_new_run(settings: Config, runs_dir: Path | None, origin: str = "") -> RunFolder:
+    """Create a run folder with these settings. Raises UserError."""
     folder_name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
     folder = make_run_folder(folder_name, runs_dir, reuse=bool(settings.run_name))
     replace_file(folder.config, dump(settings, origin))
