@@ -253,7 +253,7 @@ class Lane:
             job.tell(new, REASONS[stop] if stop >= 0 else None)
             if stop < 0:
                 continue
-            # The answer has ended. The next prompt of its conversation begins with it.
+            # The answer has ended. Its keys and values are kept: the next prompt of its conversation begins with it.
             del self._jobs[place]
             tokens = job.prompt + self._outputs.tokens(place)[:-1]  # the last token may not have been read
             if REUSED < len(tokens) <= self._prefixes.most_bytes // self.model.bytes_per_token:

@@ -182,16 +182,19 @@ class AnswerText:
         self._held += text
         while self._part != "tool_calls":
             # Reasoning comes first; a mark of a call inside it is text.
-            may_follow = {"content": True, "tool_calls": self._part == "content"}
-            may_follow["reasoning_content"] = not self.content.strip()
+            may_follow = {
+                "content": True,
+                "reasoning_content": not self.content.strip(),
+                "tool_calls": self._part == "content",
+            }
             marks = [*self.stop_strings]
             marks += [mark for mark, part in self._marks.items() if part != self._part and may_follow[part]]
             found = re.search("|".join(map(re.escape, marks)) or "(?!)", self._held)
             if found is None:
-                most = min(len(self._held), max(map(len, marks), default=1) - 1)
-                begins = (place for place in range(len(self._held) - most, len(self._held)))
-                keep = next((p for p in begins if any(mark.startswith(self._held[p:]) for mark in marks)), None)
-                text, self._held = self._held[:keep], "" if keep is None else self._held[keep:]
+                end, longest = len(self._held), max(map(len, marks), default=1) - 1
+                starts = range(max(end - longest, 0), end)  # a mark may begin there, and end in the next text
+                start = next((at for at in starts if any(mark.startswith(self._held[at:]) for mark in marks)), end)
+                text, self._held = self._held[:start], self._held[start:]
                 yield from self._take(text)
                 return
             before, mark, after = self._held[: found.start()], found[0], self._held[found.end() :]
