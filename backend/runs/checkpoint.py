@@ -4,6 +4,9 @@
 deleted, so a folder with a number for a name is complete. Random numbers are functions of the seed and of their
 position in the run, so there is no state of them to save.
 
+After a kill, events.jsonl and completions.jsonl are ahead of the newest checkpoint; a resume truncates them to the byte
+lengths in its state.json.
+
 A thread writes while the next step samples. An evaluated mlx array is immutable, so a snapshot is a set of references.
 The trainer waits for the thread before the next update: after it the snapshot alone would keep a second copy of the
 model alive.
@@ -19,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,7 +174,8 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[DamagedCheckpo
 
 def set_aside(damaged: DamagedCheckpoint) -> str:
     """Rename a damaged checkpoint's folder, so that nobody reads it; returns a message."""
-    names = (f"damaged-{damaged.path.name}{f'-{number}' * (number > 1)}" for number in count(1))
+    name = f"damaged-{damaged.path.name}"
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
     aside = next(path for path in map(damaged.path.with_name, names) if not path.exists())
     damaged.path.rename(aside)
     kept = f"the folder is kept as checkpoints/{aside.name}"

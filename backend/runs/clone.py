@@ -1,4 +1,5 @@
-"""A new run from a checkpoint of another, with some settings changed: a stopped run, which `resume` continues.
+"""A new run from a checkpoint of another, with some settings changed. Its folder appears complete or not at all,
+as that of a stopped run, which `resume` continues.
 
 *Warm*: the clone continues with the parent's weights, optimizer, place in the data, event log and completions; without
 changes bit for bit as the parent would have. *Cold*: it starts at step 0 from the parent's weights. Its config.yaml has

@@ -130,6 +130,8 @@ class DownloadListener:
 
 
 def _figures(amount: float, unit: str, began: float) -> str:
-    pair = (amount, amount / max(time.monotonic() - began, 1e-3))
-    done, rate = (f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}" for value in pair)
-    return f"{done} {unit}, {rate} {unit}/s"
+    def figure(value: float) -> str:
+        return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+    rate = amount / max(time.monotonic() - began, 1e-3)
+    return f"{figure(amount)} {unit}, {figure(rate)} {unit}/s"
