@@ -285,9 +285,15 @@ def adapter_settings(source: AdapterSource) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise UserError(SETTING, f"{quote(source.about, PATH)} must hold a JSON object.")
     parameters = listed if isinstance(listed := about.get("lora_parameters"), dict) else {}
-    found = {key: about.get(key) for key in ("num_layers", "modules_to_save", "model")}
-    found |= {"train_type": about.get("fine_tune_type"), "lora_keys": parameters.get("keys")}
-    found |= {key: parameters.get(key) for key in ("rank", "scale")}
+    found: dict[str, Any] = {
+        "train_type": about.get("fine_tune_type"),
+        "num_layers": about.get("num_layers"),
+        "rank": parameters.get("rank"),
+        "scale": parameters.get("scale"),
+        "lora_keys": parameters.get("keys"),
+        "modules_to_save": about.get("modules_to_save"),
+        "model": about.get("model"),
+    }
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -208,7 +208,8 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
             found += error.faults
     numbers = {"seeds": [0], "trials": None, "search_seed": 0, "round_steps": ROUND_STEPS} | dict(raw)
     seeds, trials, search_seed = (numbers[key] for key in ("seeds", "trials", "search_seed"))
-    is_random, has_trials = search == "random", _is_count(trials, 1)
+    is_random = search == "random"
+    has_trials = _is_count(trials, 1)
     are_seeds = isinstance(seeds, list) and bool(seeds) and all(_is_count(seed, 0) for seed in seeds)
     metric = raw.get("metric", default_score({"sft_targets": "dataset"} | base))
     # Under the name that evaluations have it by in the event log.
