@@ -205,7 +205,7 @@ class Window(QMainWindow):
         theme.apply(theme.application(), mode)
 
     def show_preferences(self) -> None:
-        themes = {mode: self.menus[f"theme {mode}"] for mode in THEMES}
+        themes = {mode: (text, self.menus[f"theme {mode}"]) for mode, (text, _) in THEMES.items()}
         dialog = PreferencesDialog(self.session.prefs, themes, self.session.service, self)
         dialog.shows_progress.clicked.connect(self._show_progress)
         dialog.open()

@@ -340,7 +340,8 @@ class TimeForecast(QObject):
 
     def _read_one(self) -> None:
         if (run := next(self._waiting, None)) is not None:
-            self._read += filter(None, [completion_time_of(run)])
+            if (time := completion_time_of(run)) is not None:
+                self._read.append(time)
             return
         self._timer.stop()
         if self._read != self._known:

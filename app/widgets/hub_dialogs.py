@@ -350,14 +350,16 @@ class JobDialog(Dialog):
             hours = float(self.hours.text().replace(",", "."))
         except ValueError:
             hours = 0.0
-        most, about, self._wanted = "", "", None
+        most = about = ""
+        self._wanted = None
         if not 0 < hours < 1000:
             about = "The time-out is a number of hours."
         elif rows := self.table.selected_rows():
             machine = self._hardware[rows[0]]
-            price, self._wanted = machine["usd_per_hour"], (machine["name"], hours)
+            price = machine["usd_per_hour"]
             most = f"At most {dollars(price * hours)}"
             about = f"{hours:g} h at {dollars(price)} an hour; a run that ends earlier costs less."
+            self._wanted = machine["name"], hours
         self.most.setText(most)
         self.sum.setText(about)
         self.owner.setEnabled(self.owner.count() > 1)

@@ -214,14 +214,18 @@ class FolderLine:
 
 class PreferencesDialog(Dialog):
     def __init__(
-        self, prefs: Prefs, themes: Mapping[str, QAction], service: Service, parent: QWidget | None = None
+        self,
+        prefs: Prefs,
+        themes: Mapping[str, tuple[str, QAction]],
+        service: Service,
+        parent: QWidget | None = None,
     ) -> None:
-        """`themes`: the action that applies each."""
+        """`themes`: the text of each, to which a desktop adds no “&” as to the action's, and the action."""
         super().__init__("Preferences", parent)
         self.setMinimumWidth(theme.scaled(560))
-        self.theme = ComboBox(name="Theme", items={mode: action.text() for mode, action in themes.items()})
+        self.theme = ComboBox(name="Theme", items={mode: text for mode, (text, _) in themes.items()})
         self.theme.choose(prefs.theme)
-        self.theme.activated.connect(lambda: themes[self.theme.currentData()].trigger())
+        self.theme.activated.connect(lambda: themes[self.theme.currentData()][1].trigger())
         self.closing = ComboBox(name="When the window is closed while a run trains", items=CLOSING)
         self.closing.choose(prefs.when_closing)
         self.closing.activated.connect(lambda: setattr(prefs, "when_closing", self.closing.currentData()))

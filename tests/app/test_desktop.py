@@ -163,8 +163,10 @@ def test_nothing_is_told(window: Window, heard: SimpleNamespace, qtbot, monkeypa
 def test_preferences_take_effect_at_once(window: Window, heard: SimpleNamespace, qtbot, monkeypatch, tmp_path) -> None:
     _, _, handle = live_run(window, qtbot)
     service = window.session.service = ServiceByHand()
+    window.menus["theme dark"].setText("&Dark")  # as KDE does
     window.menus["preferences"].trigger()
     (dialog,) = window.findChildren(PreferencesDialog)
+    assert dialog.theme.itemText(2) == "Dark"
     dialog.shows_progress.click()
     assert heard.percents[-1] is None and not window.session.prefs.shows_progress
     dialog.shows_progress.click()

@@ -96,7 +96,7 @@ class AnswerView(QFrame):
         self._shown: tuple[ChatAnswer, bool] = (ChatAnswer(), False)
         self._folds: bool | None = None
         self._is_folded = False
-        self.fold = LinkButton("", on_click=lambda: self._show_again(not self._is_folded))
+        self.fold = LinkButton("", on_click=self._turn_fold)
         self.calls = GrowingText(f"{TITLES[side]}, calls of answer {number}")
         self.text = GrowingText(f"{TITLES[side]}, answer {number}")
         TagHighlighter(self.text)
@@ -112,7 +112,7 @@ class AnswerView(QFrame):
         parts = (title, self.calls, self.text, self.scores, self.problem, None, foot)
         column(*parts, into=self, spacing=6, margins=(12, theme.SPACE, 12, theme.SPACE))
         self.show_answer(*self._shown)
-        theme.signals.changed.connect(self._show_again)
+        theme.signals.changed.connect(self._recolour)
 
     def show_answer(self, answer: ChatAnswer, can_keep: bool) -> None:
         self._shown = (answer, can_keep)
@@ -133,8 +133,11 @@ class AnswerView(QFrame):
         for part, is_shown in ((self.calls, with_calls), (self.fold, is_long), *texts, (self.keep, can_keep)):
             set_shown(part, bool(is_shown))
 
-    def _show_again(self, folds: bool | None = None) -> None:
-        self._folds = self._folds if folds is None else folds
+    def _turn_fold(self) -> None:
+        self._folds = not self._is_folded
+        self.show_answer(*self._shown)
+
+    def _recolour(self) -> None:
         self.show_answer(*self._shown)
 
 

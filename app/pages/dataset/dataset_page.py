@@ -49,8 +49,13 @@ ALLOW = "Asks if the Python file may run, and then shows the rows as its functio
 ROW_STEPS = ("map_function", "prompt_template", "answer_pattern")
 NOTHING_HELD_OUT = "No rows are held out, so nothing will show how the model does on prompts it has not trained on."
 FEWEST_ROWS = 10
-KINDS = {"all": "Hardest first", "never": "Never solved", "sometimes": "Sometimes", "always": "Always"}
-KINDS |= {"noisy": "Noisy"}
+KINDS = {
+    "all": "Hardest first",
+    "never": "Never solved",
+    "sometimes": "Sometimes",
+    "always": "Always",
+    "noisy": "Noisy",
+}
 SOLVED_BY = "As {run}, the newest run on this dataset, solved them. Noisy: less often in the end than before."
 EMPTY = (
     "No dataset is chosen yet",
@@ -103,17 +108,17 @@ class DatasetPage(QWidget):
         self.mapping, self.counts = ColumnMapping(self.draft, body), DatasetFigures(body)
         for part in (self.mapping, self.counts):  # SHARES decide the widths, not the texts
             part.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        show_split, order = lambda: dataset.set_split(self.which.currentData()), self._show_chosen_rows
-        self.which = ComboBox(name="Split that is shown", length=14, activated=show_split)
-        self.difficulty = ComboBox(name="Rows by difficulty", length=16, shown=False, activated=order)
+        self.which = ComboBox(name="Split that is shown", length=14)
+        self.which.activated.connect(lambda: dataset.set_split(self.which.currentData()))
+        self.difficulty = ComboBox(name="Rows by difficulty", length=16, shown=False)
+        self.difficulty.activated.connect(self._show_chosen_rows)
         self.shown = label(font=theme.heading_font(), buddy=self.which, minimumHeight=28)
         self.model = configure(RowModel(self), chunk_requested=self._request_chunk)
         self.table = RowTable(self.model)
         self.try_button = button("Try rewards", self.try_rewards)
         tip = "The traceback of the map function"
         self.details = button("Details", lambda: show_details(UserError(dataset.faults).traceback, self), tip=tip)
-        again, ask = partial(dataset.refresh, again=True), session.consent.obtain
-        self.allow_button = button("Allow the map function…", lambda: ask(self._map_settings()) and again(), tip=ALLOW)
+        self.allow_button = button("Allow the map function…", self.allow_map_function, tip=ALLOW)
         parts = self.parts = QSplitter(Qt.Orientation.Horizontal, body, childrenCollapsible=False, handleWidth=12)
         self.detail = RowDetail(dataset, parts)
         buttons = (self.details, self.allow_button, self.try_button)
@@ -148,7 +153,7 @@ class DatasetPage(QWidget):
         self.counts.other.clicked.connect(self._show_about)
         rows = self.table.selectionModel()
         configure(rows, currentRowChanged=lambda: self._rest_timer.start(), selectionChanged=self._show_enabled)
-        QShortcut(QKeySequence.StandardKey.Refresh, self, again)
+        QShortcut(QKeySequence.StandardKey.Refresh, self, partial(dataset.refresh, again=True))
         self._show_all()
         self._show_rows()  # for the line on Train they may have been read before this page was built
 
@@ -229,6 +234,7 @@ class DatasetPage(QWidget):
         self._show_about()
 
     def _show_about(self) -> None:
+        """“median 46 · 95% up to 90 · longest 203 · 1,536 fit”, or the rows compared; and notes on the rows read."""
         dataset, counts, variety = self.dataset, self.dataset.counts, self.dataset.variety
         about, parts = dataset.splits.get(dataset.split, {}), list[str]()
         if self.counts.shows_variety and variety:
@@ -251,6 +257,10 @@ class DatasetPage(QWidget):
         self.session.page_requested.emit("rewards")
         rows = [self.model.numbers[place] + 1 for part in self.table.selected_ranges() for place in part]
         self.session.reward_rows_requested.emit(rows)
+
+    def allow_map_function(self) -> None:
+        if self.session.consent.obtain(self._map_settings()):
+            self.dataset.refresh(again=True)
 
     def _map_settings(self) -> dict[str, Any]:
         # The preview runs the file in a confined process whatever the run's settings are.

@@ -239,8 +239,9 @@ class MonitorPage(QWidget):
     def _fill_verdict(self, run: Run) -> None:
         show, session, step = self.verdict.show_result, self.session, newest_checkpoint(run.folder)
         ending = run.data.ending or {}
-        is_finished, go = run.state == "finished", partial(session.export_requested.emit, run.folder)
-        export = CardAction("Export to LM Studio…", go, primary=is_finished)
+        is_finished = run.state == "finished"
+        ask_to_export = partial(session.export_requested.emit, run.folder)
+        export = CardAction("Export to LM Studio…", ask_to_export, primary=is_finished)
         chat = CardAction("Chat", lambda: session.chat_with(run.folder))
         open_folder = CardAction("Open folder", lambda: open_path(run.folder.path))
         evaluate = CardAction("Evaluate", lambda: session.page_requested.emit("evaluate"))

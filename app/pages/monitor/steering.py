@@ -41,8 +41,8 @@ class SteeringPanel(QDialog):
         self.run = configure(run, changed=self.refresh, state_changed=self.refresh)
         self._asked_after: int | None = None
         self._present: Config | None = None
-        self._edited: dict[str, Any] = {}  # as typed; and those of them that differ from the present values
-        self._differing: dict[str, Any] = {}
+        self._edited: dict[str, Any] = {}  # as typed
+        self._differing: dict[str, Any] = {}  # those of `_edited` that differ from the present values
         self._changes: list[Change] | None = None
         self.fields: dict[str, Field] = {}
         intro = label("A change takes effect from the next step on, also after a resume.", role="muted", wrap=True)
@@ -128,7 +128,8 @@ class SteeringPanel(QDialog):
     def _check(self) -> None:
         if self._present is None:
             return
-        problems, self._differing = dict[str, str](), {}
+        self._differing = {}
+        problems: dict[str, str] = {}
         try:
             self._differing = {key: self._edited[key] for key in changed(self._present, self._edited, self.run.step)}
         except UserError as error:

@@ -67,8 +67,16 @@ _TOKENS = re.compile(
     |(?P<word>[A-Za-z_]\w*)""",
     re.VERBOSE,
 )
-_ROLES = {"comment": "muted", "string": "good", "triple": "good", "decorator": "clip", "defined": "kl"}
-_ROLES |= {"number": "length", "keyword": "accent", "constant": "length"}
+_ROLES = {
+    "comment": "muted",
+    "string": "good",
+    "triple": "good",
+    "decorator": "clip",
+    "defined": "kl",
+    "number": "length",
+    "keyword": "accent",
+    "constant": "length",
+}
 _FENCES = {1: "'''", 2: '"""'}
 
 

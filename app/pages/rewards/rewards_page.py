@@ -293,6 +293,7 @@ def _dropped(event: QDropEvent) -> Path | None:
 
 
 def figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Measure, value, explanation."""
 
     def share(value: float | None) -> str:
         return DASH if value is None else f"{value:.0%}"
@@ -328,8 +329,7 @@ class JudgePanel(QFrame):
         self.kept = label(role="muted", wrap=True)
         self.label_table = BaseTable(model=self.labels, name="Your labels", single=True)
         tip = f"Remove the selected label ({REMOVE_KEYS})"
-        selected, drop = self.label_table.selected_rows, partial(check.edit_labels, do="drop")
-        self.drop = button("Remove", lambda: [drop(self.name, place=place) for place in selected()], tip=tip)
+        self.drop = button("Remove", self._drop, tip=tip)
         top = Qt.AlignmentFlag.AlignTop
         verdict = row((self.dot, 0, top), (self.verdict, 1))
         checking = row(self.start, (self.about, 1), (self.bar, 1), self.cancel)
@@ -373,3 +373,7 @@ class JudgePanel(QFrame):
 
     def _show_enabled(self) -> None:
         self.drop.setEnabled(bool(self.label_table.selected_rows()))
+
+    def _drop(self) -> None:
+        for place in self.label_table.selected_rows():
+            self._check.edit_labels(self.name, do="drop", place=place)

@@ -185,6 +185,10 @@ class RunsPage(QWidget):
             self._watcher.addPath(str(folder))
         self.runs.refresh()
 
+    def _reread(self, paths: list[Path]) -> None:
+        for path in paths:
+            self.runs.reread(path)
+
     def _on_listed(self, paths: set[Path]) -> None:
         self.model.keep_only(paths)
         if self._comparison is None or self._comparison.isHidden():
@@ -364,9 +368,7 @@ class RunsPage(QWidget):
         chosen = self.table.selected_runs()
         records = chosen if len(chosen) > 1 else self.runs.records.values()
         folders = [RunFolder(Path(record.summary.path)) for record in records if record.disk.get("checkpoints")]
-        configure(
-            FreeSpaceDialog(freeable_space(folders), self), freed=lambda paths: [*map(self.runs.reread, paths)]
-        ).show()
+        configure(FreeSpaceDialog(freeable_space(folders), self), freed=self._reread).show()
 
     def _on_moved(self) -> None:
         moved = self.trashed
@@ -426,8 +428,12 @@ class QueuePanel(QFrame):
         table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs and models differ at their end
         table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
         table.horizontalHeader().hide()  # for a copy it names the columns; here they explain themselves
-        keys = {"Alt+Up": lambda: self._shift(-1), "Alt+Down": lambda: self._shift(1), "Alt+Home": self._shift}
-        keys |= {REMOVE_KEYS: self._remove}
+        keys = {
+            "Alt+Up": lambda: self._shift(-1),
+            "Alt+Down": lambda: self._shift(1),
+            "Alt+Home": self._shift,
+            REMOVE_KEYS: self._remove,
+        }
         for sequence, slot in keys.items():
             QShortcut(sequence, table, slot, context=Qt.ShortcutContext.WidgetShortcut)
         self.status = ElidedLabel(role="muted")

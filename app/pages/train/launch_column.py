@@ -240,9 +240,7 @@ class FileProblemsPanel(QFrame):
         self.setProperty("role", "alert")
         self.title, self.sentence = label(font=theme.heading_font(), wrap=True), label(wrap=True)
         self.rows = column(spacing=12)
-        self.open_button = LinkButton(
-            "Open the file", on_click=lambda: (found := draft.file_problems) and open_path(found.path)
-        )
+        self.open_button = LinkButton("Open the file", on_click=self._open_file)
         self.close_button = LinkButton("Close", on_click=draft.close_file_problems, name="Close the list of problems")
         links = row(self.open_button, None, self.close_button)
         column(self.title, self.sentence, self.rows, links, into=self, margins=MARGINS)
@@ -276,6 +274,10 @@ class FileProblemsPanel(QFrame):
             self.rows.addWidget(holder(column(place, text, *parts, spacing=4)))
         self.show()
         return [each for each in problems if each not in in_file]
+
+    def _open_file(self) -> None:
+        if self._draft.file_problems is not None:
+            open_path(self._draft.file_problems.path)
 
 
 class TranslatedFileBanner(QFrame):

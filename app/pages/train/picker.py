@@ -31,8 +31,14 @@ from backend.models.suggested_models import SUGGESTED_MODELS, suggested
 from backend.utils.errors import ConfigProblem
 from backend.utils.files import exists, is_file
 
-PLACE_LABELS = {"cache": "HF cache", "lmstudio": "LM Studio", "run": "Earlier run", "folder": "Folder"}
-PLACE_LABELS |= {"hub": "Hugging Face", "bundled": "Bundled"}
+PLACE_LABELS = {
+    "cache": "HF cache",
+    "lmstudio": "LM Studio",
+    "run": "Earlier run",
+    "folder": "Folder",
+    "hub": "Hugging Face",
+    "bundled": "Bundled",
+}
 STAR, NAME, PRECISION, WHERE = 0, 1, 3, 6
 _PHASES = {"asking": "Asking the Hub", "checking": "Checking", "linking": "Almost there"}
 _EXAMPLES = {"model": "Qwen3 4bit", "reward model": "Skywork Reward", "dataset": "gsm8k"}
@@ -318,8 +324,12 @@ class Picker(QDialog):
         others.sort(key=lambda entry: bool(entry.refusal))  # unusable ones last, each half newest first
         known_ids = {entry.id for entry in local}
         suggested = [entry for entry in self._suggested if entry.matches(words) and entry.id not in known_ids]
-        groups = {"Favourites": favourites, "Recent": recent, "On this machine": others}
-        groups["Suggested downloads"] = suggested
+        groups = {
+            "Favourites": favourites,
+            "Recent": recent,
+            "On this machine": others,
+            "Suggested downloads": suggested,
+        }
         rows: list[PickerRow] = []
         for heading, entries in groups.items():
             rows += [PickerLine(heading, "heading"), *entries] if entries else []
@@ -441,9 +451,18 @@ def suggested_models() -> list[PickerEntry]:
     for model in SUGGESTED_MODELS:
         memory = memory_parts_of_shape(base.model_copy(update={"model": model.id}), model.shape)
         need = f"Training with the preset {quick.title} needs about {amount(memory.total)} of {amount(memory.limit)}."
-        about = {"kind": model.shape.kind, "precision": "4-bit", "remarks": (model.good_for, need)}
-        size, fits = round(model.download_bytes), "Fits" if memory.fits else "Too large"
-        entries.append(PickerEntry(model.id, model.id, "hub", size=size, fits=fits, **about))
+        entries.append(
+            PickerEntry(
+                id=model.id,
+                name=model.id,
+                where="hub",
+                size=round(model.download_bytes),
+                kind=model.shape.kind,
+                precision="4-bit",
+                remarks=(model.good_for, need),
+                fits="Fits" if memory.fits else "Too large",
+            )
+        )
     return entries
 
 

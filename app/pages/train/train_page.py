@@ -129,7 +129,7 @@ class TrainPage(QWidget):
         connect(self._rest_timer.start, self.dataset.changed, self.dataset.counts_changed, draft.problems_changed)
         self.picking = Picking(session, form.fields.values(), self)
         self.rewards.model_wanted.connect(self.picking.pick)
-        self.show_next_group, self.show_previous_group = (partial(form.focus_group, by) for by in (1, -1))
+        self.show_next_group, self.show_previous_group = partial(form.focus_group, 1), partial(form.focus_group, -1)
         self._build_timer.start()
         self.show_density(session.prefs.train_density)
         self._show_values()

@@ -270,7 +270,8 @@ class PlotView(pg.GraphicsView):
 
     def _draw_marks(self) -> None:
         (first, last), (low, high) = self.box.viewRange()
-        kinds, by_place = list(MARKS), dict[int, Mark]()  # at most one in every APART pixels
+        kinds = list(MARKS)
+        by_place: dict[int, Mark] = {}  # at most one in every APART pixels
         for mark in sorted(self._marks, key=lambda mark: kinds.index(mark.kind)):
             if first <= mark.step <= last:
                 by_place.setdefault(int((mark.step - first) / (last - first) * self.box.width() / APART), mark)
@@ -297,7 +298,8 @@ class PlotView(pg.GraphicsView):
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         super().resizeEvent(event)
         if event is not None:  # pyqtgraph's constructor calls it too
-            self.value_axis.is_low = self.step_axis.is_low = is_low = self.height() < theme.scaled(LOW_VIEW)
+            is_low = self.height() < theme.scaled(LOW_VIEW)
+            self.value_axis.is_low = self.step_axis.is_low = is_low
             self.value_axis.set_scale_of(self.value_axis.largest, log=self.value_axis.is_log)
             self.step_axis.showLabel()
             self.step_axis.setHeight(theme.scaled(LOW_AXIS if is_low else BOTTOM_AXIS))
