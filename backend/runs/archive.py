@@ -201,13 +201,14 @@ def seconds_per_completion(values: Mapping[str, Any], known: Iterable[Completion
     """Median over the runs of that model and mode that share most of COST_SETTINGS with `values`; None without any."""
     # A run of an older version that lacks a setting had what is its default now.
     defaults = {key: SETTINGS[key].default for key in COST_SETTINGS}
-    kind, seconds = (values["model"], values.get("train_mode", "grpo")), dict[int, list[float]]()
+    kind = values["model"], values.get("train_mode", "grpo")
+    by_shared: dict[int, list[float]] = {}  # settings that a run shares → the times of such runs
     for time in known:
-        of = time.settings
-        if (of.get("model"), of.get("train_mode", "grpo")) == kind:
-            shared = sum(of.get(key, default) == values.get(key, default) for key, default in defaults.items())
-            seconds.setdefault(shared, []).append(time.seconds)
-    return median(seconds[max(seconds)]) if seconds else None
+        theirs = time.settings
+        if (theirs.get("model"), theirs.get("train_mode", "grpo")) == kind:
+            shared = sum(theirs.get(key, default) == values.get(key, default) for key, default in defaults.items())
+            by_shared.setdefault(shared, []).append(time.seconds)
+    return median(by_shared[max(by_shared)]) if by_shared else None
 
 
 def completion_time_of(run: RunFolder) -> CompletionTime | None:

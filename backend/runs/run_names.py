@@ -91,11 +91,13 @@ def new_label(run: RunFolder) -> str:
         taken.add(name_of(other))
         if before is None and theirs != own and theirs.get("data") == own.get("data"):
             before = theirs
-    told = _of_defaults(own)
-    if before is not None:
+    if before is None:
+        shown = _of_defaults(own)
+    else:
         keys = _fitting((key for key in own.keys() | before if own.get(key) != before.get(key)), own)
-        told = {key: _change(key, *(of.get(key, SETTINGS[key].default) for of in (before, own))) for key in keys}
-    label = _joined(short_data(own.get("data")), told)
+        was, now = ({key: of.get(key, SETTINGS[key].default) for key in keys} for of in (before, own))
+        shown = {key: _change(key, was[key], now[key]) for key in keys}
+    label = _joined(short_data(own.get("data")), shown)
     return next(name for name in chain([label], (f"{label} ({n})" for n in count(2))) if name not in taken)
 
 

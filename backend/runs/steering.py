@@ -145,6 +145,7 @@ def config_at(config: Config, changes: Sequence[Change], step: int | None = None
         index = stage_at(config.stages, step)
         replaced = changed_values(changes, step, since=first_step(config.stages, index))
         of_stage = stage_settings(config.model_dump() | new, index)
+        # A change in this stage replaces what the stage has planned.
         new |= {key: value for key, value in of_stage.items() if key not in replaced}
     return parse(config.model_dump() | new) if new else config
 
@@ -212,7 +213,8 @@ class Steering:
 
     def beginning_at(self, step: int) -> list[Change]:
         """The changes that hold from `step` on, first that of a stage which begins there."""
-        found, stages = [change for change in self.changes if change.step == step], self.config.stages
+        found = [change for change in self.changes if change.step == step]
+        stages = self.config.stages
         if not stages or step == 1 or first_step(stages, index := stage_at(stages, step)) != step:
             return found
         earlier = [change for change in self.changes if change.step < step]
@@ -225,7 +227,8 @@ class Steering:
 
     def take(self, begun: int) -> tuple[str, str]:
         """Record the change that the window has requested. → level and sentence."""
-        asked, taken = dict[str, Any](), self._run.change_request.with_suffix(".taken")
+        asked: dict[str, Any] = {}
+        taken = self._run.change_request.with_suffix(".taken")
         with suppress(OSError):
             # A rename succeeds for one reader, and what the window writes meanwhile is a new file.
             self._run.change_request.rename(taken)
