@@ -107,14 +107,15 @@ def main() -> int | None:
     try:
         app(verb if any(verb in names for names in VERBS.values()) else "")()
     except SystemExit as end:
+        is_pipe_closed = isinstance(end.__context__, BrokenPipeError)  # for which typer ends with 1
         try:
-            if isinstance(end.__context__, BrokenPipeError):  # for which typer ends with 1
-                raise BrokenPipeError
             sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more as it ends
-            return CLOSED_PIPE
-        raise
+            is_pipe_closed = True
+        if not is_pipe_closed:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more as it ends
+        return CLOSED_PIPE
 
 
 if __name__ == "__main__":

@@ -292,9 +292,14 @@ class RunContext(StepContext):
             groups = [
                 run_inputs.recorded_group(problem, config, vocabulary) for problem in problems if problem.recorded
             ]
-            how = config.group_size, self.sampling, config.seed, position
             groups = groups or self.rollout.sample(
-                problems, *how, lambda tokens: work.poll("sampling", tokens / most_tokens), self.scoring.finished(step)
+                problems,
+                config.group_size,
+                self.sampling,
+                config.seed,
+                position,
+                lambda tokens: work.poll("sampling", tokens / most_tokens),
+                self.scoring.finished(step),
             )
         work.groups.extend(groups)
         check_sampled(groups)
@@ -439,9 +444,16 @@ def step_parts(
     waiting = None
     if config.warms_up:  # an optimizer's state takes no memory before its first update
         waiting, learner = learner, build_learner(policy, warmup_settings(config), scoring.steps, **limits[0])
-    parts = {"policy": policy, "learner": learner, "waiting_learner": waiting, "rollout": rollout}
-    parts |= {"exact_rollout": exact_rollout, "scoring": scoring, "sampling": Sampling.of(config)}
-    return parts | {"steps": scoring.steps}
+    return {
+        "policy": policy,
+        "learner": learner,
+        "waiting_learner": waiting,
+        "rollout": rollout,
+        "exact_rollout": exact_rollout,
+        "scoring": scoring,
+        "sampling": Sampling.of(config),
+        "steps": scoring.steps,
+    }
 
 
 @dataclass(slots=True)

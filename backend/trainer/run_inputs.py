@@ -200,7 +200,8 @@ class PromptSet:
         """The prompts, by `make(rows, tokenizer, format, source)`; the first rows are tokenised. Raises UserError."""
         self.check()
         with self._naming_errors():
-            prompts = (RecordedRows if self.is_recorded else make)(self.rows, tokenizer, self.format, self.source)
+            make = RecordedRows if self.is_recorded else make
+            prompts = make(self.rows, tokenizer, self.format, self.source)
             measure_first_rows(prompts, "train" if self.stage else self.name, all_rows=all_rows)
             prompts.measure(prompts.longest_texts())  # memory is planned for the longest prompt of all rows
         return prompts

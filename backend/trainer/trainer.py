@@ -229,11 +229,13 @@ class Trainer:
             self.end_warmup_if_due(step, metrics.get(PASS_RATE))
 
     def end_warmup_if_due(self, step: int, rate: float | None) -> None:
-        goal, why = self.config.warmup_pass_rate, ", its last"
+        goal = self.config.warmup_pass_rate
         if rate is not None and 0 < goal <= rate:
-            why = f": one of {self.config.group_size} completions solves {rate:.0%} of the prompts, "
-            why += f"and its goal was {goal:.0%}"
-        elif step < self.config.warmup_steps:
+            solves = f"one of {self.config.group_size} completions solves {rate:.0%} of the prompts"
+            why = f": {solves}, and its goal was {goal:.0%}"
+        elif step >= self.config.warmup_steps:
+            why = ", its last"
+        else:
             return
         self.parts.end_warmup(step, self.config)
         if self.config.moves_reference:

@@ -23,12 +23,23 @@ from backend.utils.errors import UserError
 
 Report = Callable[[dict[str, Any]], None]
 
-WITHOUT_REFERENCE: dict[str, Any] = {"beta": 0.0, "log_kl": False, "sync_ref_model": False}
-WITHOUT_REFERENCE |= {"reference_model_path": "", "ratio_against": "old"}
+WITHOUT_REFERENCE = {
+    "beta": 0.0,
+    "log_kl": False,
+    "sync_ref_model": False,
+    "reference_model_path": "",
+    "ratio_against": "old",
+}
 """Settings under which no reference is loaded."""
 
-SMALLEST_MODEL = WITHOUT_REFERENCE | {"train_type": "lora", "num_layers": 1, "rank": 1}
-SMALLEST_MODEL |= {"lora_keys": [], "modules_to_save": [], "grad_checkpoint": False}
+SMALLEST_MODEL = WITHOUT_REFERENCE | {
+    "train_type": "lora",
+    "num_layers": 1,
+    "rank": 1,
+    "lora_keys": [],
+    "modules_to_save": [],
+    "grad_checkpoint": False,
+}
 """Settings that load as little as possible: one fresh adapter changes no output (B = 0)."""
 
 ADAPTER_SHAPE = ("train_type", "num_layers", "rank", "scale", "lora_keys", "modules_to_save")

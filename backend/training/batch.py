@@ -49,16 +49,19 @@ class Batch:
         index = mx.array(list(rows), mx.int32)  # typed, because an empty list would be float32, which cannot index
         return self._map_arrays(lambda name, x: x[index])
 
+    def trimmed(self) -> Batch:
+        """Drop the columns that are padding in every row."""
+        # Padding is on the right, so the widest row decides. An array's last axis is the last letter of its name.
+        widths = {"T": _width(ints(self.length_B)), "L": _width(ints(self.prompt_length_B + self.length_B))}
+        return self._map_arrays(lambda name, x: x[:, : widths[name[-1]]] if x.ndim == 2 else x)
+
     def micro_batches(
         self, *, rows: int | None = None, token_budget: int | None = None, prompts: PromptMode = "per_row"
     ) -> Iterator[Batch]:
         """Split into micro-batches of at most `rows` rows and `token_budget` tokens with padding, largest first."""
         plan = plan_micro_batches(self.row_lengths(), most_rows=rows, token_budget=token_budget, prompts=prompts)
-        for part in map(self.take, plan):
-            # Without the columns that are padding in every row: it is on the right, so the widest row decides. An
-            # array's last axis is the last letter of its name.
-            widths = {"T": _width(ints(part.length_B)), "L": _width(ints(part.prompt_length_B + part.length_B))}
-            yield part._map_arrays(lambda name, x, widths=widths: x[:, : widths[name[-1]]] if x.ndim == 2 else x)
+        for indices in plan:
+            yield self.take(indices).trimmed()
 
     def row_lengths(self) -> list[RowLengths]:
         # Planned on the host with Python integers: three small reads, and no array is allocated before the plan is

@@ -53,7 +53,7 @@ class Algorithm:
     """A learning algorithm. Subclasses implement `learn`."""
 
     notes: Sequence[str] = ()  # about choices made for settings left on auto
-    of_sampler = True  # log-probabilities have the sampler's temperature and penalties; a prompt has a group
+    of_sampler = True  # log-probabilities have the sampler's temperature and penalties; a group has one prompt
     token_records: Mapping[int, TokenRecord] = MappingProxyType({})  # row of the last batch → record of its last update
 
     def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:

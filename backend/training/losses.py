@@ -111,7 +111,7 @@ Weight = Callable[[mx.array, BatchTotals], mx.array]  # (mask [B, T], totals) â†
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of a table; the menu shows `name` and `sentence`."""
+    """A row of a table below; the menu shows `name` and `sentence`."""
 
     name: str
     sentence: str

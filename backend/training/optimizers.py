@@ -44,7 +44,8 @@ def pack(x: mx.array, code: Code, draw: mx.array) -> tuple[mx.array, mx.array]:
     blocks, draws = _blocks(x.astype(mx.float32)), _blocks(draw)
     size = mx.abs(blocks)
     largest = size.max(axis=1, keepdims=True)
-    share = root = size / mx.where(largest > 0, largest, 1.0)
+    share = size / mx.where(largest > 0, largest, 1.0)
+    root = share
     for _ in range(code.squarings):
         root = mx.sqrt(root)
     # The largest c whose share is not above this one and that has a successor.

@@ -24,8 +24,13 @@ SideName = Literal["base", "tuned", "model"]
 
 DecodingName = Literal["greedy", "sampled"]
 
-FULL_SCORES = {"r1_accuracy_reward_func": 2.0}
-FULL_SCORES |= dict.fromkeys(("accuracy_reward", "math_eval", "multiple_choice", "jaccard"), 1.0)
+FULL_SCORES = {
+    "r1_accuracy_reward_func": 2.0,
+    "accuracy_reward": 1.0,
+    "math_eval": 1.0,
+    "multiple_choice": 1.0,
+    "jaccard": 1.0,
+}
 """Shipped functions that compare with the dataset's answer → the score of a right one."""
 
 TOTAL = "reward"  # the name of the weighted sum among the figures of a side
