@@ -1,7 +1,7 @@
 """Starts the ranks of a run, waits for rank 0, the trainer, and leaves nothing running on any machine. It passes stop
 signals on, ends the event log where rank 0 was killed, and starts all ranks again after a GPU error, or without a lost
-machine (`mlx.launch` ends every rank as soon as one fails, before rank 0 has saved). Every process has its own session:
-Ctrl-C reaches the launcher alone; workers end with their stdin."""
+machine (`on_lost_rank: go_on`). Every process has its own session: Ctrl-C reaches the launcher alone; workers end with
+their stdin. `mlx.launch` would not do: it ends every rank as soon as one fails, before rank 0 has saved."""
 
 import contextlib
 import json

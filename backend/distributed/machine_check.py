@@ -1,5 +1,6 @@
 """The check of several machines: compares their facts, and copies a model on request. Over ssh it starts `main` of this
-module, which answers one line of JSON with another. Every wait has a limit, and no process is left."""
+module, which answers one line of JSON, {"ask": "facts" | "place", …}, with another, and ends with its stdin. Every wait
+has a limit, and no process is left."""
 
 from __future__ import annotations
 

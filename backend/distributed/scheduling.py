@@ -46,6 +46,7 @@ class RankPaces:
         self._rounds[rank].append((completions, max(seconds, 1e-9)))
 
     def assume_faster(self, rank: int) -> None:
+        """Of a rank that got nothing to do, so that it is tried again."""
         self._rounds[rank] = deque([(n, IDLE_GAIN * s) for n, s in self._rounds[rank]], ROUNDS)
 
     @property

@@ -10,6 +10,7 @@ import gc
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -102,9 +103,10 @@ class RewardModel:
         model: Any = self._model
         pad = self._tokenizer.pad_token_id
         pad = self._tokenizer.eos_token_id if pad is None else pad
-        tokens = {text: self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts}
+        encode = partial(self._tokenizer, add_special_tokens=False)
+        tokens = {text: encode(text)["input_ids"] for text in dict.fromkeys(texts)}
         scores: dict[str, float] = {}  # a text without tokens has none
-        longest_first = sorted(filter(tokens.get, tokens), key=lambda text: -len(tokens[text]))
+        longest_first = sorted((text for text in tokens if tokens[text]), key=lambda text: -len(tokens[text]))
         while longest_first:
             poll()
             columns = len(tokens[longest_first[0]])
@@ -115,7 +117,7 @@ class RewardModel:
                 padded[row, : len(tokens[text])] = tokens[text]
             ends = [model.end(tokens[text], pad) for text in batch]
             found: Any = model(mx.array(padded), mx.array(ends)).tolist()
-            scores |= zip(batch, found, strict=True)
+            scores.update(zip(batch, found, strict=True))
         if not all(map(math.isfinite, scores.values())):
             raise self._failed("gives a score that is not a finite number")
         return ModelScores([scores.get(text) for text in texts])

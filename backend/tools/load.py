@@ -177,9 +177,11 @@ class ScorerTools:
             for number, results in self._scorer.ask_tools(self._timeout_s, poll, **request):
                 self._remember(number, self._running.pop(number), results)
                 self._ended.append((number, results))
-            return
         except ProcessLostError as lost:
-            what = str(lost)
+            self._recover(str(lost), poll)
+
+    def _recover(self, what: str, poll: Poll) -> None:
+        """Run the calls that were running again, one at a time, after the process has ended as `what` says."""
         blamed = list[str]()
         for number, calls in list(self._running.items()):
             results = list[ToolResult]()
