@@ -146,10 +146,15 @@ def find_answer(pattern: str, answer: Any, where: Callable[[], str]) -> str | No
 
 def applied(rows: Rows, steps: RowSteps, source: str) -> Iterator[tuple[int, Row | None]]:
     """(number, row after the steps) in order, with progress. Raises UserError."""
-    rest, first = iter(telling(rows, "Preparing the rows of", source, lambda done: done / len(rows))), 0
-    while chunk := list(islice(rest, CHUNK)):
-        yield from enumerate(steps.apply(chunk, source, first), first)
-        first += len(chunk)
+
+    def made() -> Iterator[tuple[int, Row | None]]:
+        rest, first = iter(rows), 0
+        while chunk := list(islice(rest, CHUNK)):
+            yield from enumerate(steps.apply(chunk, source, first), first)
+            first += len(chunk)
+
+    # Rows count when the steps are done with them: a map function may take long for a chunk.
+    return telling(made(), "Preparing the rows of", source, lambda done: done / len(rows))
 
 
 class PickedRows(LazyRows):

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from backend.data.files import Row, read_file, stream_file
 from backend.data.labels import check_prompts
 from backend.data.problems import PromptFormat, chat_sizes
 from backend.data.prompts import PromptStream, TokenizedPrompts
-from backend.data.rows import check_columns, read_splits
+from backend.data.rows import RowSteps, applied, check_columns, read_splits
 from backend.models.tokenizers import load_tokenizer
 from backend.runs import start_progress
 from backend.runs.start_progress import StartProgress, progress_listener
@@ -235,6 +236,20 @@ def test_going_through_many_rows_says_how_far_it_has_come(tmp_path: Path, monkey
     chat_sizes(list(rows), PromptFormat.of(settings(path)), str(path))
     assert len(said) == 18, "nobody listens any more"
     assert json.dumps(rows[0]) == '{"prompt": "What is 0? Think.", "answer": 0}'
+
+
+def test_mapped_rows_count_when_the_map_function_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_progress, "FIRST_S", -1.0)
+    order: list[str] = []
+
+    def map_rows(name: str, rows: Sequence[Row], where: Any) -> Sequence[Row]:
+        order.append("mapped")
+        return rows
+
+    steps = RowSteps(settings("rows.jsonl").model_copy(update={"map_function": "own"}), map_rows)
+    with progress_listener(order.append):
+        assert len(list(applied(PROGRESS_ROWS, steps, "rows.jsonl"))) == len(PROGRESS_ROWS)
+    assert order[0] == "mapped" and "100%" in order[-1]
 
 
 def test_nan_and_infinity_are_numbers_of_a_row(tmp_path: Path) -> None:
