@@ -80,6 +80,7 @@ PATHS = (*(key for key, about in SETTINGS.items() if about.kind in FILES), "outp
 
 
 def keys_used_by(*uses: Use) -> tuple[str, ...]:
+    """Keys of the settings with any of these uses, in the order of the form."""
     return tuple(key for key, about in SETTINGS.items() if set(uses) & set(about.used_by))
 
 

@@ -198,6 +198,7 @@ def plan_machines(config: Config) -> tuple[HostsFile, BackendChoice]:
 
 
 def require_one_machine(config: Config, what: str) -> None:
+    """Raises UserError where a hosts file is set; `what` begins the sentence."""
     if config.hosts:
         raise UserError("hosts", f"{what} trains on this machine alone; take the hosts file out of the settings.")
 

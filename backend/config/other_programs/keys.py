@@ -75,8 +75,8 @@ def tables_of(program: str) -> dict[str, dict[str, Word]]:
 
 class Translator:
     """The settings of a file, `values`, changed in place by one function after the other: key → value, theirs or
-    already ours; None counts as absent. `written`: the keys of the file. `program`: key of the program that the file is
-    for; empty for ours, or if unknown. `remarks`: their key → a sentence on its translation."""
+    already ours; None counts as absent. `written`: the same as the file has them. `program`: key of the program that
+    the file is for; empty for ours, or if unknown. `remarks`: their key → a sentence on its translation."""
 
     def __init__(self, raw: Mapping[str, Any], program: str = "") -> None:
         self.values: dict[str, Any] = {str(key): value for key, value in raw.items() if value is not None}

@@ -120,7 +120,9 @@ def translate(raw: Mapping[str, Any]) -> Translation:
     fates = {word: fate for word in to.values if (fate := fate_of(word, program))}
     foreign = {word: fate for word, fate in fates.items() if not _is_plain(word, program)}
     for word, fate in foreign.items():
-        value = None if isinstance(fate, Translated) else to.take(word)
+        if isinstance(fate, Translated):
+            continue
+        value = to.take(word)
         if isinstance(fate, Refused) and fate.asks(value):
             rest = f") has no counterpart here. {fate.nearest}"
             to.refuse(word, about_value(f"{quote(word, 40)} (", _as_yaml(value), rest))
