@@ -91,8 +91,8 @@ class OriginalFiles:
 
 
 def find_original(base: Path, name: str, fetch: Fetch | None = None) -> OriginalFiles:
-    """The model's own files, or those that its card names; `fetch` downloads them. Only their headers are read. Raises
-    UserError, also for types that are not written and mlx-lm's names."""
+    """The model's own files, or those of the original that at most FURTHEST cards lead to; `fetch` downloads what is
+    missing. Only headers are read. Raises UserError, also for types that are not written and mlx-lm's names."""
     folder, called, followed = base, name, 0
     while _is_converted(folder):
         followed += 1

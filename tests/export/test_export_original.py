@@ -15,6 +15,7 @@ import pytest
 
 from backend.config import config as spec_config
 from backend.export.export_run import Export, ExportedModel, HeldOutComparison, export_run
+from backend.export.originals import find_original
 from backend.models import policy
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import run_config
@@ -173,6 +174,18 @@ def test_a_quantised_bases_adapters_go_to_its_original(tmp_path: Path, monkeypat
     shutil.rmtree(report.path)
     config = json.loads((export(run, "peft").path / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "owner/original"
+
+
+def test_the_original_may_be_three_cards_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = hub_model(tmp_path, monkeypatch).parents[2]
+    for name, source in {"four": "three", "three": "two", "two": "one", "one": "original", "original": ""}.items():
+        folder = tiny_model(cache / f"models--owner--{name}" / "snapshots" / "abc", "llama", layers=1)
+        if source:
+            (folder / "README.md").write_text(f"---\nlibrary_name: mlx\nbase_model: owner/{source}\n---\n")
+    base = {name: cache / f"models--owner--{name}" / "snapshots" / "abc" for name in ("three", "four")}
+    assert find_original(base["three"], "owner/three").name == "owner/original"
+    with pytest.raises(UserError, match="lead to no original weights"):
+        find_original(base["four"], "owner/four")
 
 
 def test_a_missing_original_is_named_and_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
