@@ -173,11 +173,14 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[DamagedCheckpo
 
 
 def set_aside(damaged: DamagedCheckpoint) -> str:
-    """Rename a damaged checkpoint's folder, so that nobody reads it; returns a message."""
+    """Rename a damaged checkpoint's folder, so that nobody reads it; returns a message. Raises UserError."""
     name = f"damaged-{damaged.path.name}"
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     aside = next(path for path in map(damaged.path.with_name, names) if not path.exists())
-    damaged.path.rename(aside)
+    try:
+        damaged.path.rename(aside)
+    except OSError as error:
+        raise UserError("run", f"{damaged.path} is damaged and cannot be renamed: {error.strerror}.") from None
     kept = f"the folder is kept as checkpoints/{aside.name}"
     return f"{damaged.faults[0].sentence} The run continues from the one before; {kept}."
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app as command_line
 from backend.runs import checkpoint
-from backend.runs.checkpoint import arrays_of, examine, newest_whole
+from backend.runs.checkpoint import arrays_of, examine, newest_whole, set_aside
 from backend.runs.events import RUN_FORMAT, check_format, read_events
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
@@ -108,6 +108,18 @@ def test_damage_is_noticed_and_the_one_before_is_taken(run: RunFolder, name: str
     assert only.path == last(run) and why in only.why and examine(run, only.path) == only.why
     assert examine(run, saved.path) == ""
     assert contents(run) == before
+
+
+def test_a_damaged_checkpoint_that_cannot_be_renamed_is_named(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    (last(run) / "adapters.safetensors").unlink()
+    _, (damaged,) = newest_whole(run)
+
+    def rename(path: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(UserError, match=r"is damaged and cannot be renamed: Permission denied\."):
+        set_aside(damaged)
 
 
 def test_what_is_whole_is_taken(run: RunFolder) -> None:
