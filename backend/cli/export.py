@@ -198,7 +198,8 @@ def _byte_bar() -> Iterator[Callable[..., None]]:
 
         def show(sentence: str, done: int | None = None, total: int | None = None) -> None:
             if done is None:
-                return bar.console.print(sentence, highlight=False)
+                bar.console.print(sentence, highlight=False)
+                return
             task = bar.task_ids[0] if bar.task_ids else bar.add_task(sentence.rstrip("."), total=total)
             bar.update(task, completed=done)
 

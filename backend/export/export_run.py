@@ -361,7 +361,8 @@ class HeldOutComparison:
         return HeldOutDifference(self.split, len(pairs), mean_before, mean_after, error, difference)
 
     def _rewards(self, changes: dict[str, Any], arrays: Path | None, poll: Callable[[float], None]) -> list[float]:
-        config, policy = self.config, load_policy(self.config.model_copy(update=changes))
+        config = self.config
+        policy = load_policy(config.model_copy(update=changes))
         if arrays is not None:
             policy.assign(mx.load(str(arrays)))  # pyright: ignore
         prompts = TokenizedPrompts(self._rows, policy.tokenizer, self._format, self._source)

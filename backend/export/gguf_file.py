@@ -171,7 +171,8 @@ def check(original: OriginalFiles, tokenizer: Path) -> None:
 
 def write_gguf(trained: TrainedWeights, original: OriginalFiles, type_: str, file: Path, done: Done) -> None:
     """Write the trained weights to a new `file`. Raises UserError for an unsupported model."""
-    config, family = original.config, GgufFamily(original.config)
+    config = original.config
+    family = GgufFamily(config)
     arrays = merged_arrays(trained, original)
     matrix_type, file_type = TYPES[type_]
     names = {name: there for name in arrays if (there := family.tensor_name(name)) is not None}

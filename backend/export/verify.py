@@ -92,7 +92,8 @@ def make_reference(
     if not all(mx.all(mx.isfinite(logits_PV)).item() for logits_PV in logits):
         raise UserError("run", "The trained model gives no finite numbers, so there is nothing worth writing.")
     if trained.untrained is not None:
-        squares, untrained = 0.0, replace(trained, base=trained.untrained, adapters=None, arrays=None)
+        squares = 0.0
+        untrained = replace(trained, base=trained.untrained, adapters=None, arrays=None)
         for logits_PV, other_PV in zip(logits, answer_logits(untrained.open, tokens), strict=True):
             squares += _number(mx.sum(mx.square(logits_PV - other_PV)))
         effect = math.sqrt(squares / sum(logits_PV.size for logits_PV in logits))

@@ -200,7 +200,8 @@ class _Download:
     def __init__(
         self, plan: DownloadPlan, listener: QuestionCall | DownloadListener, setting: str, waits: bool
     ) -> None:
-        self.plan, self.listener, self.setting, self.waits = plan, listener, setting or SETTING[plan.repo_type], waits
+        self.plan, self.listener, self.waits = plan, listener, waits
+        self.setting = setting or SETTING[plan.repo_type]
         self.blobs = _blobs(plan.repo_id, plan.repo_type)
         self._counting, self._failed = threading.Lock(), threading.Event()
         self._reported = 0.0

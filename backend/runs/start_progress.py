@@ -117,7 +117,8 @@ class DownloadListener:
 
     def report(self, state: dict[str, Any]) -> None:
         if state["total"] is None:
-            return self._say(StartProgress(self._doing).line)
+            self._say(StartProgress(self._doing).line)
+            return
         share, now = state["done"] / max(1, state["total"]), time.monotonic()
         is_due = now - self._said >= EVERY_S or (self._percent and state["phase"] == "linking")
         if is_due and f"{share:.0%}" != self._percent:
