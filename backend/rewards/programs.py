@@ -413,7 +413,7 @@ def decoded(value: Any) -> Any:
         if tag in ("s", "d") and len(parts) > MOST_HASHED:
             raise NotPlainError("too many elements")
         return _KINDS[tag](map(decoded, parts))
-    except (TypeError, ValueError, LookupError) as error:
+    except (TypeError, ValueError, LookupError, OverflowError) as error:
         raise NotPlainError(str(error)) from None
 
 

@@ -160,6 +160,7 @@ HOSTILE = {
     "    while True: vars(sys.modules['solution'])['__observe__'] = lambda number, value: None\n"
     "threading.Thread(target=later, daemon=True).start()\ndef add(a, b): return 9",
     "writes broken reports": "import os\nos.write(3, b'[' * 99999 + b'\\n')\n"
+    "os.write(3, b'[0, 0, {\"value\": [\"c\", 1' + b'0' * 999 + b', 0]}]\\n')\n"
     "os.write(3, b'[0, 0, {\"value\": 1' + b'0' * 99999 + b'}]')",
 }
 MORE = {
@@ -301,7 +302,9 @@ COLLIDING = ["s", *(n * (2**61 - 1) for n in range(5000))]
 
 
 @pytest.mark.parametrize(
-    "claim", [{}, ["x"], [1], [], ["c", "x y"], ["s", ["l"]], ["b", 3], ["d", "ab", 3], COLLIDING], ids=range(9)
+    "claim",
+    [{}, ["x"], [1], [], ["c", "x y"], ["c", 10**999, 0], ["s", ["l"]], ["b", 3], ["d", "ab", 3], COLLIDING],
+    ids=range(10),
 )
 def test_what_is_no_value_is_refused(claim: Any) -> None:
     with pytest.raises(NotPlainError):
