@@ -188,8 +188,8 @@ class Asking:
         from backend.sampling.chat import ChatQuestion
         from backend.sampling.sampler import Sampling
 
-        keys = "temperature", "top_p", "top_k", "min_p"
-        changes = {key: value for key in keys if (value := getattr(self, key)) is not None}
+        given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
+        changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
         limit = self.max_tokens if self.max_tokens is not None else config.max_completion_length
         most = int(SETTINGS["max_completion_length"].high or 0)
         # Temperature 0, which a run may not have, is greedy here.
