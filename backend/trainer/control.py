@@ -49,7 +49,8 @@ def look_for_stop_word(run: RunFolder) -> None:
 
 class Control:
     """The commands to one run. The trainer clears `save_requested`; the other requests stay set. `looks` are called
-    wherever the run may stop, and may raise Stopped. `keep_words`: obey commands that came before this process."""
+    wherever the run may stop, and may raise Stopped; the trainer sets `before_pause`, `after_pause` and `take_change`.
+    `keep_words`: obey commands that came before this process."""
 
     def __init__(self, run: RunFolder, event_log: EventLog, *, keep_words: bool = False) -> None:
         self.run, self.event_log = run, event_log

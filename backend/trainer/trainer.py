@@ -91,7 +91,8 @@ class Trainer:
         self.slowdowns = SlowdownWatch(self.note)
         self.held = RunFolderGuard(run)
         self.control = Control(run, event_log, keep_words=keep_words)
-        self.control.before_pause, self.control.after_pause = self.rest, self.keep_awake.start
+        self.control.before_pause = self.rest
+        self.control.after_pause = self.keep_awake.start
         self.control.take_change = self.take_change
         self.control.looks.append(self.held.look)
         self.room = DiskSpaceGuard(run, event_log, self.control)

@@ -55,7 +55,9 @@ class MicroBatchRows:
     """Rows that go through the model together. `shared`: prompts are read once per group."""
 
     def __init__(self, shared: bool, rows: Sequence[RowLengths] = ()) -> None:
-        self.shared, self.rows, self.groups = shared, list[RowLengths](), set[int]()
+        self.shared = shared
+        self.rows = list[RowLengths]()
+        self.groups = set[int]()
         self.longest = self.longest_prompt = 0
         for row in rows:
             self.add(row)

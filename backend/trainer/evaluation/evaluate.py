@@ -52,7 +52,8 @@ def scored_groups(
     `overlap_scoring` a thread scores one batch while the next one is sampled, unless their tools and environments are
     in the process that scores. `poll` takes the fraction done and may raise to stop; `finished` as in `Sampler.sample`.
     The random numbers depend on `seed` and the place in `problems` alone."""
-    groups, batch, expected = list[Group](), list[Problem](), 0.0
+    groups, batch = list[Group](), list[Problem]()
+    expected = 0.0  # tokens of the batch that is sampled
     tokens, scoring, is_given_up = 0, list[Future[object]](), False
 
     def poll_scoring() -> None:

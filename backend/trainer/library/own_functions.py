@@ -98,8 +98,9 @@ class OwnObjects:
         host = FunctionHost(ThreadCaller(), [note], self._resolve)
         scorer = Scorer(reward_source(settings), host, settings.reward_timeout)
         files = {name: entry for name, entry in named.environments.items() if name not in own}
-        file, objects = None if tools else named.file, list(self.tools.values())
-        scorer.tools = RunTools(file, named.names if file else (), files, objects, self.factories, named.served)
+        file = None if tools else named.file
+        names_in_file = named.names if file else ()
+        scorer.tools = RunTools(file, names_in_file, files, [*self.tools.values()], self.factories, named.served)
         return scorer
 
     def _resolve(
