@@ -193,6 +193,7 @@ class Draft(QObject):
         change(preset.applied(self._values), preset.title)
 
     def use_reward_file(self, path: str) -> None:
+        """Set the user's reward file and tick its functions first."""
         old = {entry.name for entry in self._user_rewards()[0]}
         own = [entry.name for entry in self._user_rewards(path)[0]]  # a broken one is set too, and becomes a problem
         listed, weights = self.reward_names, self._values["reward_weights"]
@@ -286,6 +287,7 @@ class Draft(QObject):
         self.saved.emit()
 
     def restore(self, path: Path | None) -> list[ConfigProblem]:
+        """Restore the autosaved form and its file, if that can still be read."""
         assert self.autosave is not None
         values, faults = values_from(config.read(self.autosave))
         self._values, self._on_disk, self.path = values, copy.deepcopy(values), None

@@ -145,6 +145,7 @@ class Evaluations(QObject):
         return None
 
     def row(self, summary: RowSummary) -> EvaluatedRow | None:
+        """A row with its completions; None if the file is gone."""
         if self.shown is None:
             return None
         try:

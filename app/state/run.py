@@ -149,6 +149,7 @@ class RunState:
 
     @property
     def phase_progress(self) -> float | None:
+        """Share of the phase that is done, 0 to 1, or None."""
         progress, done, total = (self._phase_event.get(key) for key in ("progress", "done", "total"))
         share = done / total if done is not None and total else progress
         return None if share is None else min(1.0, max(0.0, share))
@@ -349,6 +350,7 @@ class Run(QObject):
 
     @property
     def step(self) -> int:
+        """The newest step whose metrics were read; 0 before the first."""
         return self.data.step
 
     @property

@@ -108,6 +108,7 @@ class RunComparison(QObject):
         return kept
 
     def span(self, axis: str) -> tuple[float, float] | None:
+        """First and last x of all runs, or None."""
         spans = [run.data.steps.span for run in self.runs if run.data.steps.span is not None]
         if not spans:
             return None

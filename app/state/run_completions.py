@@ -364,6 +364,7 @@ class RunCompletions(QObject):
         return parse_group_row(without_token_data(read_line(self.path, offset)))
 
     def token_data(self, offset: int, place: int) -> TokenData | None:
+        """The tokens of a completion, None if not recorded."""
         row = parse_group_row(read_line(self.path, offset))
         completions = (row or {}).get("completions") or []
         data = completions[place].get("token_data") if place < len(completions) else None

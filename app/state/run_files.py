@@ -57,6 +57,7 @@ def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -
 
 
 def setting_of_problem(ending: Event | None) -> str:
+    """The setting that a failed run's message begins with, or ""."""
     found = _SETTING.match(str((ending or {}).get("sentence") or ""))
     key = found.group().removesuffix(": ") if found else ""
     return key if key in SETTINGS else ""

@@ -101,6 +101,7 @@ class RunStarter:
             self._session.message.emit(f"{name_of(folder)} waits in the queue.")
 
     def memory_parts(self) -> MemoryParts | None:
+        """The memory that a run of the form needs; None if unknown."""
         try:
             settings = self._session.draft.config()
         except UserError:

@@ -403,6 +403,8 @@ def test_without_a_display_the_demo_runs_in_the_terminal(monkeypatch, capsys):
 
 
 def test_an_override_that_fails_ends_no_window(qtbot: PatientQtBot):
+    """PySide ended the process on Python 3.11."""
+
     class Page(QWidget):
         def showEvent(self, event: QShowEvent) -> None:
             max(0, "a")  # pyright: ignore

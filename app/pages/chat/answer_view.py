@@ -29,6 +29,8 @@ SIDE = 72
 
 
 class PromptBox(QPlainTextEdit):
+    """Enter sends, Shift+Enter begins a line, Escape stops. Files of pictures can be dropped and pasted."""
+
     sent = Signal()
     stopped = Signal()
     pictures_given = Signal(list)  # list[str]

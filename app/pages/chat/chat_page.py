@@ -480,6 +480,7 @@ class SamplingField:
     tip: str
 
     def number(self, text: str) -> float | int | None:
+        """The number in a text; None if it is not one, or out of range."""
         try:
             number = int(text) if self.whole else float(text.replace(",", "."))
         except ValueError:

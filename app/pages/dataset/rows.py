@@ -237,6 +237,7 @@ class RowDetail(QFrame):
         theme.signals.changed.connect(self._draw)
 
     def show_row(self, index: int, preview: Mapping[str, Any] | None) -> None:
+        """Show row `index` (from 0), None for nothing."""
         self._preview = preview
         self.title.setText(f"Row {index + 1:,}" if preview is not None else "")
         self._draw()

@@ -308,6 +308,7 @@ class RewardFilePanel(QFrame):
         return self._stack.currentIndex() == 1 and self.editor.document().isModified()
 
     def may_leave(self) -> bool:
+        """Ask what becomes of edits; False if they stay in the editor."""
         if self.file is None or not self.is_edited:
             return True
         answer = ask(self.window(), f"Save the changes to {self.file.name}?", "They are lost otherwise.", SAVING)

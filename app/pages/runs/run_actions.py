@@ -55,6 +55,7 @@ def move_to_trash(run: RunFolder) -> Path | None:
 
 
 def restore(path: Path, trashed: Path | None) -> None:
+    """Move a run back out of the trash. Raises UserError."""
     if trashed is None or not trashed.exists():
         raise UserError("run", f"{path.name} is no longer in the trash.")
     if path.exists():

@@ -81,6 +81,7 @@ class Form(TabArea):
         self._list_fields()
 
     def build_next(self) -> bool:
+        """Build the missing fields of one grid; False if there are none."""
         for each in self._grids:
             if len(each.fields) < len(each.settings):
                 each.build(SETTINGS)
