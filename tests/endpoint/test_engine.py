@@ -31,8 +31,8 @@ from tests.support import small_run
 from tests.support.random_models import tiny_model
 from tests.support.tool_tokenizers import tool_tokenizer
 
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
-WEATHER["function"]["parameters"]["properties"] = {"city": {"type": "string"}, "days": {"type": "integer"}}  # type: ignore[index]
+CITY_AND_DAYS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY_AND_DAYS}}
 
 
 def model_of(folder: Path) -> ServedModel:

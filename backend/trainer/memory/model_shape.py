@@ -26,7 +26,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
 _EXPERT = re.compile(r"experts\.\d+\.")
 _NOT_LOADED = re.compile(
-    r"(?:^|\.)(?:(?P<sees>vision_tower|vision_model|vision_embedder|visual|multi_modal_projector|connector|embed_vision)"
+    r"(?:^|\.)(?:"
+    r"(?P<sees>vision_tower|vision_model|vision_embedder|embed_vision|visual|multi_modal_projector|connector)"
     r"|audio_tower|embed_audio|mtp)\."
 )
 """Weights of images, sound and multi-token prediction, which mlx-lm leaves in the file."""
