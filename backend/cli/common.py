@@ -88,11 +88,11 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def stoppable(sentence: str, say: Callable[[object], None] = tell_error) -> Iterator[None]:
-    """Exit with STOPPED and a message at a stop signal, which the message may name as {stop}."""
+def stoppable(sentence: str, say: Callable[[object], None] = tell_error) -> Iterator[Callable[[], None]]:
+    """Exit with STOPPED and a message at a stop signal, which the message may name as {stop}; as `raising_stop`."""
     try:
-        with raising_stop():
-            yield
+        with raising_stop() as look:
+            yield look
     except StopRequested as stop:
         say(sentence.format(stop=stop))
         raise typer.Exit(STOPPED) from None

@@ -195,13 +195,20 @@ class StopRequested(BaseException):
 
 
 @contextmanager
-def raising_stop() -> Iterator[None]:
-    """Raise StopRequested in the main thread at the first stop signal, for work whose files are always complete."""
+def raising_stop() -> Iterator[Callable[[], None]]:
+    """Raise StopRequested in the main thread at the first stop signal, for work whose files are always complete. Call
+    what is yielded now and then: an exception that comes while mlx calls Python may be lost there."""
+    received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         on_stop_signals(signal.SIG_IGN)
+        received.append(number)
         raise StopRequested(number)
+
+    def look() -> None:
+        if received:
+            raise StopRequested(received[0])
 
     with handlers_restored():
         on_stop_signals(stop)
-        yield
+        yield look
