@@ -282,6 +282,7 @@ def mac(light_app: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Mac:
     made = Mac(tmp_path / "a home", light_app, request.param)
     made.add_program("osascript", OSASCRIPT, "stand-ins")
     made.add_program("open", '#!/bin/sh\necho "$@" >>"$HOME/opened"\n', "stand-ins")
+    made.add_program("df", '#!/bin/sh\nprintf "in MB\\ndisk 9000 0 %s\\n" "${FREE_MB-9000}"\n', "stand-ins")
     made.add_program("python", PYTHON, ".")
     # The machine that runs the tests may have a Python in one of the other places.
     with (light_app / "Contents" / "Resources" / "set_up" / "find_python.sh").open("a") as file:
@@ -347,6 +348,13 @@ def test_a_failure_is_told_in_a_sentence_and_the_next_start_tries_again(mac: Mac
     assert sentence in mac.text("said") and mac.text("opened").endswith("/Library/Logs/GRPO Studio/set_up.log\n")
     assert mac.environments == [] and not mac.text("started")
     assert mac.start() == 0 and mac.text("started")
+
+
+def test_nothing_is_installed_where_there_is_no_space_for_it(mac: Mac) -> None:
+    mac.add_program("python3.13", PYTHON)
+    assert mac.start(FREE_MB="1023") == 1
+    assert "MB of free disk space, and there are 1023." in mac.text("said")
+    assert "installing" not in mac.text("did") and mac.environments == []
 
 
 @pytest.mark.timeout(15)
