@@ -51,6 +51,7 @@ def settle(qtbot, page: RunsPage) -> None:
 
 
 def reread(qtbot, page: RunsPage) -> None:
+    settle(qtbot, page)  # while it reads, it does not begin again
     page.refresh()
     settle(qtbot, page)
 
@@ -121,11 +122,11 @@ def test_enter_opens_one_run_and_compares_several(qtbot, page: RunsPage, archive
     assert page.table.isVisible() and page.compare_view.comparison is None and len(selected(page)) == 2
 
 
-def test_resuming_starts_the_trainer_and_shows_the_run(page: RunsPage, archive: Path, started, told) -> None:
+def test_resuming_starts_the_trainer_and_shows_the_run(qtbot, page: RunsPage, archive: Path, started, told) -> None:
     page.table.choose(archive / "failed")
     page.buttons["resume"].click()
     assert [folder.path for _, folder in started] == [archive / "failed"]
-    assert page.session.run.state == "starting"
+    qtbot.waitUntil(lambda: page.session.run.state == "starting")  # once its event log is read
     page.table.choose(archive / "crashed")
     page.buttons["resume"].click()
     assert len(started) == 1 and told[-1].startswith("One run at a time")
@@ -255,11 +256,13 @@ def test_runs_go_to_the_trash_and_come_back(qtbot, page: RunsPage, archive: Path
     page.table.choose(archive / "failed")
     page.open()
     page.table.choose(archive / "failed", archive / "finished")
+    page.refresh()  # as its timer may at any time: what is being read is of before
     page.buttons["trash"].click()
     settle(qtbot, page)
     assert names(page) == ["crashed"] and page.session.run is None and not (archive / "failed").exists()
     assert list((tmp_path / "data").rglob("failed/events.jsonl"))
     assert page.undo_text.text() == "Moved 2 runs to the trash."
+    page.refresh()
     page.undo_button.click()
     settle(qtbot, page)
     assert names(page) == ["crashed", "failed", "finished"] and not list((tmp_path / "data").rglob("failed*"))

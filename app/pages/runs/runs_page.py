@@ -340,7 +340,7 @@ class RunsPage(QWidget):
         session, folder = self.session, RunFolder(Path(record.summary.path))
 
         def open_clone(path: Path, starts: bool) -> None:
-            self.refresh()
+            self.runs.refresh()
             if starts and session.is_training:
                 session.starter.queue_existing(RunFolder(path))
                 return
@@ -376,7 +376,7 @@ class RunsPage(QWidget):
         self.undo_text.setText(f"Moved {titles[0] if len(titles) == 1 else f'{len(moved)} runs'} to the trash.")
         self.undo_button.setVisible(None not in moved.values())
         self.undo_bar.setVisible(bool(moved))
-        self.refresh()
+        self.runs.refresh()  # also where it is reading: it began with the folders of before
 
 
 @dataclass(frozen=True, slots=True)
