@@ -70,7 +70,7 @@ class Bench:
         """Calls `work` with the process ids of the ranks as soon as that step is in the event log."""
 
         def wait() -> None:
-            until = time.monotonic() + 20
+            until = time.monotonic() + 60
             while time.monotonic() < until:
                 if any(event["step"] >= step for event in self.events("step")):
                     work(self.pids())

@@ -57,6 +57,8 @@ def main() -> NoReturn:
         orders.report(pid=os.getpid())
     if size == 1:
         lead(run, orders, None)
+    if rank:
+        print("this worker works", flush=True)
     try:
         channel = open_channel(FileGroup(run.path, rank, size, token))
     except UserError as mistake:
@@ -68,7 +70,6 @@ def main() -> NoReturn:
 
 
 def work(channel: WorkerChannel) -> NoReturn:
-    print("this worker works", flush=True)
     while channel.receive().kind != GOODBYE:
         pass
     channel.close()
@@ -103,7 +104,7 @@ def _steps(event_log: EventLog, given: Orders, channel: LeaderChannel | None, st
     step = max((event["step"] for event in read_events(event_log.path) if event["kind"] == "step"), default=0)
     last = int(os.environ.get("GRPO_STUDIO_TEST_STEPS", "10"))
     try:
-        while step < last:
+        while step < last or (channel and given.goes_on):  # this start ends with the loss of a worker
             time.sleep(STEP_S)
             if channel:
                 channel.check()
