@@ -5,6 +5,7 @@ Set before anything imports Qt or numpy, and in the environment, so that child p
 
 import gc
 import os
+import shutil
 import sys
 import tempfile
 from bisect import bisect_left
@@ -26,18 +27,31 @@ cpu_setup.load_openblas()  # before mlx is imported
 import mlx.core as mx  # noqa: E402
 
 mx.disable_compile()  # except in tests that ask for `compiled`
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # mlx compiles CPU kernels into the temporary folder without a lock: a second process could load a half-written one.
-    _KERNEL_CACHE = Path(tempfile.gettempdir()) / f"grpo-studio-{os.environ['PYTEST_XDIST_WORKER']}"
-    _KERNEL_CACHE.mkdir(exist_ok=True)
+# The temporary folder of this process and its children, which may be killed before they tidy up; pytest's own stays. A
+# worker's lies in that of the process that started it.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+_KERNELS = (Path(tempfile.gettempdir()) / "mlx").resolve()  # what mlx compiles for a CPU is kept for the next session
+if _WORKER := os.environ.get("PYTEST_XDIST_WORKER"):
     shared_kernels.use(Path(tempfile.gettempdir()))
-    os.environ["TMPDIR"] = str(_KERNEL_CACHE)
+    _TEST_HOME = Path(tempfile.gettempdir()) / _WORKER
+    _TEST_HOME.mkdir()
+    # mlx writes a kernel without a lock: a second process could load half of it.
+    _KERNELS = _KERNELS.with_name(f"grpo-studio-{_WORKER}")
+else:
+    _TEST_HOME = Path(tempfile.mkdtemp(prefix="grpo-studio-tests-"))
+_KERNELS.mkdir(exist_ok=True)
+(_TEST_HOME / "mlx").symlink_to(_KERNELS)
+os.environ["TMPDIR"] = tempfile.tempdir = str(_TEST_HOME)
 TESTS_A_COLLECTION = 40
 _tests = 0
-_TEST_HOME = Path(tempfile.mkdtemp(prefix="grpo-studio-tests-"))
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ["GRPO_STUDIO_RUNS"] = str(_TEST_HOME / "runs")
 os.environ["GRPO_STUDIO_PREFS"] = str(_TEST_HOME / "prefs")
+
+
+def pytest_unconfigure() -> None:
+    if not _WORKER:
+        shutil.rmtree(_TEST_HOME, ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,23 +17,23 @@ def try_apart(arch: str) -> Outcome:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.architectures.preloaded"])
     ours, theirs = context.Pipe()
-    child = context.Process(target=_try_here, args=(arch, theirs))
-    child.start()
-    theirs.close()
-    try:
-        return ours.recv() if ours.poll(LIMIT_S) else Outcome(failures=[f"It took more than {LIMIT_S} s."])
-    except EOFError:
-        child.join()
-        return Outcome(failures=[f"Its process ended with code {child.exitcode}."])
-    finally:
-        child.kill()
-        child.join()
+    with tempfile.TemporaryDirectory(prefix="grpo-studio-architecture-") as folder:
+        child = context.Process(target=_try_here, args=(arch, Path(folder), theirs))
+        child.start()
+        theirs.close()
+        try:
+            return ours.recv() if ours.poll(LIMIT_S) else Outcome(failures=[f"It took more than {LIMIT_S} s."])
+        except EOFError:
+            child.join()
+            return Outcome(failures=[f"Its process ended with code {child.exitcode}."])
+        finally:
+            child.kill()
+            child.join()
 
 
-def _try_here(arch: str, answer: Connection) -> None:
+def _try_here(arch: str, folder: Path, answer: Connection) -> None:
     from tests.support.architectures.trials import try_type
 
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
-    with tempfile.TemporaryDirectory(prefix="grpo-studio-architecture-") as folder:
-        os.environ["GRPO_STUDIO_RUNS"], os.environ["GRPO_STUDIO_PREFS"] = f"{folder}/runs", f"{folder}/prefs"
-        answer.send(try_type(arch, Path(folder)))
+    os.environ["GRPO_STUDIO_RUNS"], os.environ["GRPO_STUDIO_PREFS"] = f"{folder}/runs", f"{folder}/prefs"
+    answer.send(try_type(arch, folder))
