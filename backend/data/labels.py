@@ -41,10 +41,6 @@ def labelled_chat(row: Row, prompt_format: PromptFormat, where: str) -> tuple[Me
     else:
         setting, column = "messages_feature", prompt_format.messages_column
         turns = row.get(column)
-    if isinstance(turns, list):  # calls without text
-        has_calls = [isinstance(turn, dict) and bool(turn.get("tool_calls")) for turn in turns]
-        pairs = zip(turns, has_calls, strict=True)
-        turns = [turn | {"content": turn.get("content") or ""} if calls else turn for turn, calls in pairs]
     turns = message_list(turns, setting, column, where)
     turns = placed(turns, {} if before else row, where)
     turns = turns if before else with_system(turns, row, prompt_format)

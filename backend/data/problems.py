@@ -198,13 +198,19 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
     if isinstance(prompt, str) and prompt.strip():
         messages = [{"role": "user", "content": prompt}]
     else:
-        chat = message_list(prompt, "prompt_feature", prompt_format.prompt_column, where)
-        messages = [{"role": message["role"], "content": message["content"]} for message in chat]
+        messages = message_list(prompt, "prompt_feature", prompt_format.prompt_column, where)
     return with_system(placed(messages, row, where), row, prompt_format)
 
 
 def message_list(cell: Any, setting: str, column: str, where: str) -> Messages:
     """The chat in a cell, contents as text, or as parts where there are images. Raises UserError on `setting`."""
+    if isinstance(cell, list):  # tables fill with None what a message lacks; one with calls needs no text
+        cell = [
+            ({"content": ""} if turn.get("tool_calls") else {}) | {k: v for k, v in turn.items() if v is not None}
+            if isinstance(turn, dict)
+            else turn
+            for turn in cell
+        ]
     if not is_chat(cell):
         is_empty = not (cell.strip() if isinstance(cell, str) else cell)
         wrong = "is missing or empty" if is_empty else "must hold text or a list of messages with role and content"

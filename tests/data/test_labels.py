@@ -73,6 +73,7 @@ def imitated(tokenizer: Any, label: Label | TooLong) -> list[str]:
         ({"q": "2 plus 2?", "a": "four 4"}, {"prompt_feature": "q", "completion_feature": "a"}, [FOUR_TEXT]),
         ({"prompt": "x", "completion": None, "chat": [USER, FOUR]}, {"messages_feature": "chat"}, [FOUR_TEXT]),
         ({"messages": [USER, FOUR | {"content": None, "tool_calls": [{}]}]}, {}, ["<|im_end|>\n"]),
+        ({"prompt": [USER, FOUR | {"content": None, "tool_calls": [{}]}], "completion": [SIX]}, {}, [SIX_TEXT]),
     ],
 )
 def test_the_assistant_s_tokens_are_imitated(label_tokenizer: Any, row: Any, raw: Any, expected: list[str]) -> None:

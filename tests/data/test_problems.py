@@ -24,6 +24,7 @@ from tests.data.test_rows import ROWS, settings
 from tests.support import small_run
 from tests.support.cases import mistake
 from tests.support.random_models import tiny_tokenizer
+from tests.support.tool_tokenizers import tool_tokenizer
 
 
 def tokenizer_in(folder: Path, change: Callable[[dict[str, Any]], object] = lambda config: None) -> Any:
@@ -68,6 +69,22 @@ def test_a_prompt_that_is_a_list_of_messages_keeps_its_turns(tokenizer: Any) -> 
     roles = [message["role"] for message in problem.messages]
     assert problem.prompt == "three" and roles == ["system", "user", "assistant", "user"]
     assert problem.messages[1] == {"role": "user", "content": "one"} and "name" in chat[0], "the row is left as it was"
+
+
+def test_a_prompt_keeps_its_calls_and_their_results(tmp_path: Path) -> None:
+    tokenizer = tool_tokenizer(tmp_path)
+    call = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": "6*7"}}}
+    chat = [
+        {"role": "user", "content": "6*7=", "tool_calls": None, "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [call], "name": None},
+        {"role": "tool", "content": "42", "name": "calculate", "tool_calls": None},
+    ]
+    (problem,) = problems(tokenizer, [{"prompt": chat, "answer": "42"}], max_seq_length=9000)
+    assert problem.messages[1:] == [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "42", "name": "calculate"},
+    ]
+    assert '{"name": "calculate", "arguments": {"expression": "6*7"}}' in tokenizer.decode(problem.tokens)
 
 
 def test_a_rows_system_message_replaces_the_common_one(tokenizer: Any) -> None:
