@@ -110,7 +110,7 @@ def _methods(tree: ast.Module, kind: str, path: Path) -> Iterator[Function]:
     own = {method.name: method for method in functions(classes[kind])}
     for base in bases:
         own = {method.name: method for method in _methods(tree, base, path)} | own
-    properties = {"property", "cached_property", "staticmethod"}
+    properties = {"property", "cached_property"}
     for name, method in own.items():
         marks = {getattr(mark, "id", getattr(mark, "attr", "")) for mark in method.decorator_list}
         if not name.startswith("_") and name not in NOT_TOOLS and not marks & properties:

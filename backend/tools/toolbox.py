@@ -124,7 +124,7 @@ class EnvironmentKind:
             name
             for name in dir(self.type)
             if name[0] != "_" and name not in NOT_TOOLS
-            if isinstance(inspect.getattr_static(self.type, name), types.FunctionType | classmethod)
+            if isinstance(inspect.getattr_static(self.type, name), types.FunctionType | classmethod | staticmethod)
         ]
 
     def make(self) -> Any:

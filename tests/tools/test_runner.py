@@ -320,7 +320,9 @@ class Shop:
         return "at nine"
 
     @staticmethod
-    def helper() -> None: ...
+    def closes() -> str:
+        """Tell when it closes."""
+        return "at six"
 
     def close(self) -> None: ...
 
@@ -375,17 +377,19 @@ def test_public_functions_of_a_file_are_tools(load) -> None:
 
 def test_public_methods_of_an_environment_are_tools(load) -> None:
     only = load(environment="mine.py::Shop")
-    assert {name: names(schemas) for name, schemas in only.schemas.by_environment.items()} == {"": ["buy", "opens"]}
+    assert {name: names(schemas) for name, schemas in only.schemas.by_environment.items()} == {
+        "": ["buy", "closes", "opens"]
+    }
     both = {"shop": "mine.py::Shop", "again": "mine.py::Shop", "plain": "mine.py::Plain"}
     several = load(environment=both, tools_file="mine.py")
-    assert names(several.schemas.by_environment["again"]) == ["buy", "opens"]
+    assert names(several.schemas.by_environment["again"]) == ["buy", "closes", "opens"]
     assert several.schemas.by_environment["plain"] == [] and names(several.schemas.shared) == ["price", "wait"]
     (reward,) = several.rewards()  # one for each class
     assert reward.about.name == "Shop" and reward.about.line == FILE[: FILE.index("def get_reward")].count("\n") + 1
 
 
 E, SHORT = {"environment": "mine.py::E"}, "class E:\n    def reset(self): ...\n    def "
-RAISED = r"E\(\) raised ZeroDivisionError: division by zero \(mine.py, line 73\)"
+RAISED = r"E\(\) raised ZeroDivisionError: division by zero \(mine.py, line 75\)"
 
 
 @pytest.mark.parametrize(
