@@ -300,8 +300,8 @@ class MemberRun:
         def save(trainer: Trainer) -> None:
             if trainer.saver.saved_step != trainer.state.step:
                 trainer.save()
+                trainer.saver.wait()  # it logs the checkpoint
                 trainer.event_log.write("phase", phase="waiting")
-            trainer.saver.wait()
             trainer.parts.background_tokenizer.close()
             del trainer.parts
 

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 from backend.config.config import parse
 from backend.models.policy import load_base
 from backend.runs import run_sweep as sweep_module
-from backend.runs.archive import WorkClock
+from backend.runs.archive import WorkClock, summary
 from backend.runs.events import read_events
 from backend.runs.run_folder import LOCK_VARIABLE, RunFolder
 from backend.runs.run_sweep import Sweep, SweepInputs
@@ -186,7 +186,7 @@ def test_a_rung_without_a_metric_stops_no_run(monkeypatch: pytest.MonkeyPatch, t
 @pytest.fixture
 def full_sweep(tmp_path: Path) -> tuple[SweepPlan, SweepFolder]:
     """Two full fine-tunings, one of which is parked while the other trains."""
-    settings = base(tmp_path, train_type="full", steps_per_eval=2, iters=4, dropout=0.0)
+    settings = base(tmp_path, train_type="full", steps_per_eval=2, save_every=4, iters=4, dropout=0.0)
     halving = {"first_rung": 2, "keep": 0.5}
     return sweep_of(tmp_path, {"learning_rate": [1e-4, 1e-3]}, base=settings, halving=halving)
 
@@ -201,8 +201,16 @@ def test_full_runs_that_are_parked_when_the_sweep_stops_can_go_on(full_sweep: tu
 
 def test_full_runs_that_are_given_up_while_parked_keep_their_models(full_sweep: tuple[SweepPlan, SweepFolder]) -> None:
     plan, folder = full_sweep
-    ending, results = train(plan, folder)
+    states = list[str]()
+
+    def look(results: SweepResults) -> None:
+        first, second = (each.runs[0] for each in results.configurations)
+        if second.step == 2 and not results.rungs:
+            states.append(summary(folder.run(first.run)).state)
+
+    ending, results = train(plan, folder, echo=look)
     assert ending.kind == "finished", ending.sentence
+    assert set(states) == {"queued"}, "the list of runs takes a parked run for one that trains"
     runs = {each.runs[0].state: each.runs[0] for each in results.configurations}
     run, best = folder.run(runs["given up"].run), runs["finished"]
     events = list(read_events(run.events))
