@@ -125,7 +125,7 @@ class RunStarter:
         other = live_sweep() or live_run()
         if other is not None:
             name = f"The sweep {other.name}" if isinstance(other, SweepFolder) else name_of(other)
-            self._say(f"{name} is training: stop it {advice}", other.is_locked)
+            session.message.emit(f"{name} is training: stop it {advice}")  # nothing says when that has ended
         return other is not None
 
     def _is_ready(self) -> bool:

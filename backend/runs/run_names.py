@@ -73,7 +73,8 @@ def label_of(run: RunFolder, settings: Mapping[str, Any]) -> str:
         results = results_of(SweepFolder(run.path.parent / "sweeps" / match[1]))
         for each in results.configurations if results is not None else ():
             if any(member.run == run.name for member in each.runs):
-                return _joined(data, each.settings, f"seed {match[2]}")
+                seed = f"seed {match[2]}" if len(each.runs) > 1 else ""
+                return _joined(data, each.settings, seed, len(each.settings))
     if _CLONE.fullmatch(run.name):
         with suppress(UserError):
             if (parent := read_parent(run)) is not None:
@@ -150,9 +151,9 @@ def _change(key: str, old: Any, new: Any) -> Any:
     return [f"{sign}{labels.get(each, each)}" for sign, each in signed] or new
 
 
-def _joined(data: str, settings: Mapping[str, Any], end: str = "") -> str:
+def _joined(data: str, settings: Mapping[str, Any], end: str = "", most: int | None = None) -> str:
     order = {key: place for place, key in enumerate((*SETTINGS, "iters"))}
     order |= {key: place - len(FIRST) for place, key in enumerate(FIRST)}
     keys = sorted(settings.keys() - UNTOLD, key=order.__getitem__)
-    most = MOST_SETTINGS - bool(end)
+    most = MOST_SETTINGS - bool(end) if most is None else most
     return " · ".join(filter(None, (data, *(setting_text(key, settings[key]) for key in keys[:most]), end)))

@@ -19,6 +19,7 @@ import app.__main__ as start
 from app import menus, theme
 from app.desktop import FileOpener
 from app.menus import MENUS
+from app.state.messages import NOTICE
 from app.state.prefs import Prefs
 from app.state.processes import ProcessOutcome
 from app.state.session import Session
@@ -143,7 +144,9 @@ def test_no_run_is_started_beside_one_that_a_terminal_or_the_sweeps_page_has_sta
     for folder, name in ((other, "other"), (sweep, "The sweep rates")):
         with locked(folder):
             session.starter.start()
-        assert not started and session.messages.current.sentence.startswith(f"{name} is training: stop it first")
+        said = session.messages.current
+        assert not started and said.sentence.startswith(f"{name} is training: stop it first")
+        assert said.cause == NOTICE, "it stayed for hours after the other had ended"
     session.starter.start()
     assert len(started) == 1
 
