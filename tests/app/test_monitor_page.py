@@ -173,6 +173,16 @@ def test_an_sft_run_is_judged_by_its_loss(page: MonitorPage, show_run, tmp_path:
     assert row.curve[0] > row.curve[-1] > 0
 
 
+def test_sft_whose_evaluations_have_rewards_has_no_empty_charts_of_them(page, show_run, tmp_path: Path) -> None:
+    run = of_mode(tmp_path / "sft", [{"loss": 2.0}], {}, train_mode="sft", reward_functions=["a"])
+    log = EventLog(run.events)
+    log.write("eval", step=1, metrics={"loss": 2.0, "reward": 1.0, "rewards/a/mean": 1.0, "rewards/a/std": 0.0})
+    log.close()
+    show_run(run)
+    shown = [each.title for each in page.grid.plots if each.isVisible()]
+    assert shown == ["Loss", "Held-out reward", "Held-out loss", "Held-out spread"]
+
+
 def test_the_end_of_a_warm_up_is_marked(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
     warm = [{"warmup/loss": 2.0, "warmup/entropy": 1.0, "warmup/learning_rate": 1e-5} for _ in range(3)]
     show_run(of_mode(tmp_path / "warm", [*warm, *({"reward": 0.5, "loss": 0.0} for _ in range(3))], {}))

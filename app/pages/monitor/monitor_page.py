@@ -428,7 +428,9 @@ class RunCharts(ChartGrid):
         names, rewards = (run.data.steps.names(), run.data.evals.names()), run.reward_names
         key = (*map(len, names), tuple(rewards), is_live, bool(run.step))
         expected = [f"rewards/{name}/{kind}" for name in rewards for kind in ("mean", "std")]
-        of_steps, of_evals = (list(dict.fromkeys([*listed, *expected])) if listed else [] for listed in names)
+        of_steps, of_evals = (  # of SFT with reward functions the evaluations alone have rewards
+            list(dict.fromkeys([*listed, *(expected if "reward" in listed else ())])) for listed in names
+        )
         for index, chart in enumerate(CHARTS if key != self._curves_for else ()):
             listed = of_evals if chart.held_out else of_steps or expected
             curves = charts.curves_of(chart, listed, rewards)
