@@ -211,6 +211,7 @@ def test_more_than_a_pipe_holds_goes_through_in_both_directions_and_on_stderr(ch
 
 
 def test_a_child_that_died_is_reported_with_its_exit_code_and_stderr_and_replaced(child: ChildProcess) -> None:
+    child.grace_s = 60.0  # a kill would be another exit code
     first, _ = child.request(1)
     with pytest.raises(ChildEnded, match="exit code 3:\nlast words") as caught:
         child.request("die")
@@ -242,6 +243,7 @@ def test_poll_may_give_up_on_a_request(child: ChildProcess) -> None:
 
 
 def test_a_child_ends_by_itself_when_its_stdin_is_closed(child: ChildProcess) -> None:
+    child.grace_s = 60.0
     child.request(1)
     assert child.stop() == 0 and child.pid is None
     assert child.stop() == 0, "twice does no harm"
