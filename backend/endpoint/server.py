@@ -193,6 +193,7 @@ class Endpoint:
                 choice.job.is_cancelled = True
             for task in (answers, gone):
                 task.cancel()
+            await asyncio.gather(answers, gone, return_exceptions=True)  # else asyncio logs a traceback
         self._record(asked, choices)
         shown = [choice.whole() for choice in choices]
         kind = "chat.completion" if asked.is_chat else "text_completion"
