@@ -485,10 +485,13 @@ def load_context(
     """Build what a run computes with. Raises UserError for settings or files that cannot be used. `inputs`: the result
     of `preflight`, else they are read now. `most`: the step size that GPU errors have left. `stages`: the settings of
     each stage. `make`: the class of the result, which takes the fields of `RunContext`."""
-    inputs = inputs or run_inputs.read_inputs(config)
+    inputs, stages = inputs or run_inputs.read_inputs(config), stages or stage_configs(config)
+    sets = run_inputs.prompt_sets(config, inputs, stages)
+    for each in sets:
+        each.check()  # a resumed run's dataset may have changed, and the model takes long to load
+    run_inputs.check_held_out(inputs.splits, config)
     engine = engine or Engine()
     device.use(config.device)
-    stages = stages or stage_configs(config)
     refuse_too_large(config, stages)
     dtype, sentence = (shared and shared.dtype) or dtype_here(stages)
     if sentence:
@@ -496,7 +499,7 @@ def load_context(
     policy = engine.load(config.model_copy(update={"dtype": dtype}), note, shared.base if shared else None)
     prompts, of_stages = dict[str, TokenizedPrompts](), list[TokenizedPrompts]()
     counts_rows = config.epochs > 0 and not config.stages  # the length of the run is the number of rows that fit
-    for each in run_inputs.prompt_sets(config, inputs, stages):
+    for each in sets:
         found = (known for known in of_stages if known.are_of(each.rows, each.format))
         if (made := next(found, None) if each.stage else None) is None:
             make_prompts = shared.tokenized if shared else tokenized
@@ -509,7 +512,6 @@ def load_context(
     if isinstance(training, run_inputs.RecordedRows):
         config, sentence = run_inputs.off_policy(config, steps * config.prompts_per_step / len(training))
         note(sentence)
-    run_inputs.check_held_out(inputs.splits, config)
     count = config.val_batches * config.prompts_per_evaluation_batch
     named = ["valid", *inputs.splits.evals]
     evaluation_sets = {"" if name == "valid" else name: prompts[name].first(count) for name in named if name in prompts}

@@ -198,7 +198,6 @@ class PromptSet:
 
     def tokenize(self, tokenizer: Any, make: Callable[..., TokenizedPrompts], *, all_rows: bool) -> TokenizedPrompts:
         """The prompts, by `make(rows, tokenizer, format, source)`; the first rows are tokenised. Raises UserError."""
-        self.check()
         with self._naming_errors():
             make = RecordedRows if self.is_recorded else make
             prompts = make(self.rows, tokenizer, self.format, self.source)

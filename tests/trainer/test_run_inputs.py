@@ -25,6 +25,7 @@ from backend.runs.run_folder import RunFolder
 from backend.serve.dataset_questions import preview
 from backend.serve.hub_questions import download
 from backend.serve.questions import QuestionCall
+from backend.trainer import run_context
 from backend.trainer.evaluation.evaluation_rows import read_rows
 from backend.trainer.preflight import check, preflight
 from backend.utils import places
@@ -80,6 +81,18 @@ def test_inputs_read_once(tmp_path: Path, reward_file: Path, monkeypatch: pytest
     assert result.exit_code == 0, result.output
     assert small_run.kinds(run)[-1] == "finished"
     assert reward_file.with_suffix(".count").read_text() == "x" and files_read == [tmp_path / "rows.jsonl"]
+
+
+def test_a_dataset_that_has_changed_is_refused_before_the_model_loads(
+    tmp_path: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = small_run.settings_for(tmp_path, save_every=1)
+    train_with_stops(raw, run, 1)
+    other = json.dumps({"question": "What is 1 plus 1?", "answer": "2"})
+    (tmp_path / "rows.jsonl").write_text(f"{other}\n")
+    monkeypatch.setattr(run_context, "load_policy", lambda *arguments: pytest.fail("the model was loaded"))
+    ending = train_here(raw | {"iters": 4}, run)
+    assert (ending.kind, ending.exit_code) == ("failed", 2) and ending.sentence.startswith("prompt_feature: ")
 
 
 def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None:
