@@ -76,6 +76,9 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
         except typer.Abort:  # "no" to a question
             tell_error("Nothing was done.")
             raise typer.Exit(STOPPED) from None
+        except KeyboardInterrupt:
+            tell_error("Stopped.")
+            raise typer.Exit(STOPPED) from None
         except (UserError, OSError, RuntimeError, MemoryError) as error:
             # A full or broken disk, met by code that is not ours, and want of memory; everything else may be a bug.
             problem = error if isinstance(error, UserError) else fault_of(error) or fault_of_gpu(error)
@@ -88,11 +91,11 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def stoppable(sentence: str, say: Callable[[object], None] = tell_error) -> Iterator[Callable[[], None]]:
+def stoppable(sentence: str, say: Callable[[object], None] = tell_error) -> Iterator[None]:
     """Exit with STOPPED and a message at a stop signal, which the message may name as {stop}; as `raising_stop`."""
     try:
-        with raising_stop() as look:
-            yield look
+        with raising_stop():
+            yield
     except StopRequested as stop:
         say(sentence.format(stop=stop))
         raise typer.Exit(STOPPED) from None

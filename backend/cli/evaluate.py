@@ -107,12 +107,7 @@ def evaluate(
     if there is not None and not os.access(there, os.W_OK):
         raise UserError("out", f"The folder {there} cannot be written, and the result goes there.")
     at = "-base" if is_base_only else f"-step-{saved.state.step}" if (saved := evaluated.checkpoint) is not None else ""
-    with stoppable("Stopped; nothing was written.") as look, _progress(is_stream) as show:
-
-        def report(progress: EvaluationProgress) -> None:
-            look()
-            show(progress)
-
+    with stoppable("Stopped; nothing was written."), _progress(is_stream) as report:
         evaluation, rows = evaluate_model(evaluated, choices, name, report)
     name = name or f"{Path(evaluation.data.split).stem}{at}"
     evaluation = evaluation.model_copy(update={"name": free_name(folder, name) if folder is not None else name})

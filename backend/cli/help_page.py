@@ -28,9 +28,10 @@ EXAMPLES: dict[str, list[str]] = read_resource("cli_examples.yaml")  # verb ("" 
 
 CODES = {
     FINISHED: "done",
+    BUG: "a fault of the program, with a traceback",
     USER_ERROR: "a mistake in settings, files or options, which a sentence names",
     STOPPED: "stopped before the end; what was reached is saved",
-    BUG: "a fault of the program, with a traceback",
+    "128 + n": "ended by signal n with nothing to save; 141: its output's reader has gone",
 }
 
 
@@ -38,5 +39,5 @@ def epilog(verb: str = "") -> str | None:
     lines = [f"  {line}" for line in EXAMPLES.get(verb, ())]
     parts = ["Examples:", *lines] if lines else []
     if not verb:
-        parts += ["", "Exit codes:", *(f"  {code}  {meaning}" for code, meaning in sorted(CODES.items()))]
+        parts += ["", "Exit codes:", *(f"  {code}  {meaning}" for code, meaning in CODES.items())]
     return "\n".join(parts) or None

@@ -17,6 +17,9 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+# Not on first use, where numpy imports it: its C modules drop the exception of a signal that comes meanwhile.
+from numpy.random import Generator, Philox
+
 from backend.config.config import Config
 from backend.engine.cpu import exp_nonpositive, row_sums
 from backend.engine.device import on_cpu, on_gpu
@@ -310,7 +313,7 @@ def keyed_uniforms(seed: int, keys: list[tuple[int, ...]], count: int) -> np.nda
     for key in keys:
         # Not Python's hash(), which has 64 bits and may differ between versions; Philox takes a key of 128.
         digest = hashlib.blake2b(repr((seed, key)).encode(), digest_size=16).digest()
-        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+        generator = Generator(Philox(key=int.from_bytes(digest, "little")))
         rows.append(generator.random(count, np.float32))
     return np.stack(rows)
 

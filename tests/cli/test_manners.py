@@ -359,9 +359,10 @@ def test_an_estimate_for_several_machines_says_whose_memory_it_is(tmp_path: Path
     assert "hosts: There is no file" in refused("estimate", demo_config(), "--hosts", tmp_path / "none.json")
 
 
-def test_no_to_a_question_is_not_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended with 1, as a fault of the program does."""
-    monkeypatch.setattr("backend.cli.runs.all_runs", Mock(side_effect=typer.Abort))
+@pytest.mark.parametrize("error", [typer.Abort, KeyboardInterrupt])
+def test_no_to_a_question_and_ctrl_c_are_not_bugs(monkeypatch: pytest.MonkeyPatch, error: type) -> None:
+    """They ended with 1, as a fault of the program does, and with 130, of which the help said nothing."""
+    monkeypatch.setattr("backend.cli.runs.all_runs", Mock(side_effect=error))
     assert call("runs").exit_code == 3
 
 
