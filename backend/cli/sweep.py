@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from backend.cli.training import restart
 from backend.config.config import parse
 from backend.data.rows import Splits, read_splits
 from backend.rewards.allowed_code import allow_named, require_allowed
+from backend.runs.run_folder import hold_lock, inherited_lock
 from backend.runs.sweep import RANKS, SweepPlan, load_sweep, text_of, training_steps
 from backend.runs.sweep_results import (
     MEMBER_STATES,
@@ -73,7 +75,7 @@ def sweep(
         allow_named(raw)
     folder = make_sweep(plan, runs_dir)
     make_runs(plan, folder)
-    _train(plan, folder, inputs, as_json)
+    _train(plan, folder, inputs, hold_lock(folder), as_json)
 
 
 def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, as_json: bool = False) -> None:
@@ -86,6 +88,9 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
         if as_json:
             return tell_json(results.to_dict())
         return tell(f"The sweep {folder.name} has finished; there is nothing to resume.")
+    if (lock := inherited_lock(folder)) is None:
+        lock = hold_lock(folder)  # before anything is written: another process may train the sweep
+        folder.control.unlink(missing_ok=True)  # for a process that is no more
     try:
         for raw in settings_of_runs(folder):
             require_allowed(raw, allow=allow_code)
@@ -95,8 +100,9 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
         results = results or fresh_results(plan)
         results.state, results.sentence = "failed", " ".join(problem.sentence for problem in error.faults)
         write_results(folder, results)
+        os.close(lock)
         raise
-    _train(plan, folder, inputs, as_json)
+    _train(plan, folder, inputs, lock, as_json)
 
 
 def _checked(plan: SweepPlan) -> tuple[SweepPlan, SweepInputs]:
@@ -119,7 +125,7 @@ def _ranked(plan: SweepPlan, data: Sequence[Splits]) -> SweepPlan:
     return replace(plan, rank_by="training")
 
 
-def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: bool) -> None:
+def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, lock: int, as_json: bool) -> None:
     from backend.engine import cpu_setup
     from backend.runs.run_sweep import Sweep
     from backend.trainer.trainer import RESTART
@@ -130,7 +136,7 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
             tell(folder.path, file=out, flush=True)
             tell(cpu_setup.load_openblas(), file=sys.stderr, flush=True)
             command = shlex.join(sys.argv)
-            ending = Sweep(plan, folder, inputs, command=command, echo=_lines(out), may_restart=True).run()
+            ending = Sweep(plan, folder, inputs, command=command, echo=_lines(out), may_restart=True).run(lock)
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
         if ending.kind == RESTART:
             restart("sweep", str(folder.path), "--resume", *(["--json"] if as_json else []))

@@ -26,7 +26,7 @@ from backend.rewards.scorer import SharedProcesses
 from backend.rewards.worker import RewardWorker
 from backend.runs import checkpoint
 from backend.runs.events import last_event
-from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock, inherited_lock
+from backend.runs.run_folder import RunFolder, hand_on_lock, hold_lock
 from backend.runs.steering import stage_configs
 from backend.runs.sweep import Member, Rung, SweepPlan
 from backend.runs.sweep_results import (
@@ -58,7 +58,6 @@ class SweepCommands:
 
     def __init__(self, process: RunFolder) -> None:
         self._process, self.stop_reason = process, ""
-        process.control.unlink(missing_ok=True)  # for a process that is no more
 
     def listen(self) -> None:
         """Call in the main thread, as `signal.signal` requires."""
@@ -105,11 +104,9 @@ class Sweep:
         self.plan, self.folder, self.inputs, self.command, self._echo = plan, folder, inputs, command, echo
         self.may_restart = may_restart
 
-    def run(self) -> Ending:
+    def run(self, lock: int) -> Ending:
         """Errors of single runs end those runs; errors of the sweep are returned in the Ending. With `may_restart` that
-        may be a RESTART. Raises UserError when another process trains the sweep."""
-        inherited = inherited_lock(self.folder)
-        lock = hold_lock(self.folder) if inherited is None else inherited
+        may be a RESTART. `lock`: the sweep's, which is closed at the end."""
         try:
             self.results = read_results(self.folder) or fresh_results(self.plan)
             self.results.began, self.results.rank_by = self.results.began or time.time(), self.plan.rank_by

@@ -20,7 +20,7 @@ from backend.models.policy import load_base
 from backend.runs import run_sweep as sweep_module
 from backend.runs.archive import WorkClock, summary
 from backend.runs.events import read_events
-from backend.runs.run_folder import LOCK_VARIABLE, RunFolder
+from backend.runs.run_folder import LOCK_VARIABLE, RunFolder, hold_lock, inherited_lock
 from backend.runs.run_sweep import Sweep, SweepInputs
 from backend.runs.sweep import SweepPlan, parse_sweep
 from backend.runs.sweep_results import SweepFolder, SweepResults, make_runs, make_sweep, read_results, write_results
@@ -59,7 +59,9 @@ def sweep_of(folder: Path, over: dict[str, Any], **more: Any) -> tuple[SweepPlan
 
 
 def train(plan: SweepPlan, folder: SweepFolder, **more: Any) -> tuple[Ending, SweepResults]:
-    ending = Sweep(plan, folder, SweepInputs(), command="a test", **more).run()
+    ending = Sweep(plan, folder, SweepInputs(), command="a test", **more).run(
+        inherited_lock(folder) or hold_lock(folder)
+    )
     results = read_results(folder)
     assert results is not None
     return ending, results

@@ -23,7 +23,7 @@ from backend.runs.sweep_results import (
 )
 from backend.utils.errors import UserError
 from tests.support.cases import cases
-from tests.support.verbs import run_ok
+from tests.support.verbs import refused, run_ok
 
 BASE = {"model": "m", "data": "d", "iters": 80, "steps_per_eval": 10}
 OVER = {"learning_rate": ["1e-5", 5e-5], "beta": [0, 0.1]}
@@ -194,6 +194,17 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert again.best_run(again.winner) is second, "the lowest is the best"
     raw = json.loads(folder.results.read_text())
     assert raw["configurations"][0]["mean"] == 1.5 and raw["configurations"][0]["state"] == "finished"
+
+
+def test_a_live_sweep_is_left_as_it_is(tmp_path: Path) -> None:
+    """A second process wrote its BLAS into log.txt, and an error of the dataset into the results."""
+    folder = make_sweep(parse_sweep(sweep()), tmp_path)  # of a dataset that is not there
+    lock, before = hold_lock(folder), folder.results.read_text()
+    try:
+        assert "is being trained" in refused("sweep", folder.path, "--resume")
+    finally:
+        os.close(lock)
+    assert not folder.log.exists() and folder.results.read_text() == before
 
 
 def test_a_sweep_whose_process_has_died_is_interrupted(tmp_path: Path) -> None:
