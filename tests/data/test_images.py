@@ -15,6 +15,7 @@ from PIL import Image
 
 from backend.cli.estimate import longest_prompt
 from backend.config.config import Config, parse
+from backend.data.files import read_file
 from backend.data.labels import LabelledRows
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
@@ -23,6 +24,7 @@ from backend.models.tokenizers import load_tokenizer
 from backend.rewards.scoring import TrainerState, inputs_for, with_pictures
 from backend.serve.dataset_questions import preview_row
 from backend.serve.questions import QuestionCall
+from backend.trainer.library.training import write_dataset
 from backend.training.self_distillation import add_teacher_prompts
 from backend.types import Completion, Group
 from backend.utils.errors import UserError
@@ -109,6 +111,15 @@ def test_bytes_and_images_of_pil_are_written_once(tokenizer: VisionTokenizer, fo
     assert len({problem.images[0] for problem in problems}) == len([*(preferences_folder() / "images").iterdir()]) == 2
     assert [problem.row["image"] for problem in problems] == [problem.images[0] for problem in problems]
     json.dumps([problem.row for problem in problems])
+
+
+def test_rows_of_a_program_hold_images(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)  # from which a relative path is meant
+    first = {"prompt": "?", "images": [Image.open("b.png"), "b.png"]}
+    write_dataset([first, {"prompt": [{"role": "user", "content": [image()]}], "image": png()}], tmp_path / "own")
+    rows = read_file(tmp_path / "own" / "train.jsonl")
+    assert rows[0]["images"][1] == str(folder / "b.png")
+    assert all(Path(path).is_absolute() for path in [*rows[0]["images"], rows[1]["image"]])
 
 
 @pytest.mark.parametrize(("column", "streaming"), [("image", False), ("images", False), ("image", True)])

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from backend.config.config import Config, dump, load, parse, read, resolve_paths
 from backend.config.other_programs.translation import read_file, summary
+from backend.data.images import with_paths
+from backend.data.rows import row_name
 from backend.rewards.allowed_code import allow_named
 from backend.rewards.calls import class_name, describe_error
 from backend.runs.events import check_format, has_finished, read_events
@@ -157,7 +159,7 @@ def _lines(rows: Iterable[Any], split: str) -> Iterator[bytes]:
         if not isinstance(row, Mapping):
             raise UserError("dataset", f"Row {number:,} of {split} is {type(row).__name__}, not a mapping of columns.")
         cells: list[str] = []
-        for name, value in row.items():
+        for name, value in with_paths(dict(row), f"{split}.jsonl", row_name(number - 1, split)).items():
             try:
                 cells.append(json.dumps({name: value}, ensure_ascii=False)[1:-1])
             except (TypeError, ValueError, RecursionError):
