@@ -22,7 +22,8 @@ from backend.utils.errors import UserError
 from backend.utils.hub_cache import is_dataset_cached, is_own, local_folder, split_revision
 from backend.utils.text import quote
 
-OPENED = {"hf", "file", "local", "zip", "tar", "dir"}  # protocols that fsspec may open: the Hub and the local disk
+OPENED = {"hf", "file", "local", "zip", "tar", "dir", "gzip", "bz2", "xz", "lz4", "zstd"}
+"""Protocols that fsspec may open: the Hub, the local disk, and files packed there."""
 REFUSED = "its README names a file outside its own repository"
 _lock = threading.RLock()
 

@@ -279,6 +279,7 @@ def find_splits(
         return {split: reading.file(file) for split, file in files.items() if file}
     check_data(name, setting)
     from datasets.exceptions import DatasetGenerationError
+    from datasets.table import CastError
 
     from backend.data import hub_rows
 
@@ -301,8 +302,9 @@ def find_splits(
             ) from error
         if isinstance(error, DatasetGenerationError):
             error = error.__cause__ or error  # which names the row
-        there = f"There is no file or folder {quote(name, 50)}, and Hugging Face's dataset of that name"
-        raise UserError(setting, f"{there} cannot be loaded: {quote(reason_of(error), 60)}.") from error
+        why = f"its files differ in columns: {error.details()}" if isinstance(error, CastError) else reason_of(error)
+        sentence = f"The dataset {quote(name, 50)} of Hugging Face cannot be loaded: {quote(why, 90)}."
+        raise UserError(setting, sentence) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Rows are read from every kind of file, from folders and from the Hub; errors are one sentence."""
 
 import csv
+import gzip
 import json
 import subprocess
 import sys
@@ -119,6 +120,8 @@ SUMS = Repo(
 )
 TWO = b"configs: [{config_name: a, data_files: a.jsonl}, {config_name: b, data_files: b.jsonl}]"
 BROKEN = Repo({"train.jsonl": SUMS.files["train.jsonl"] + b'{"prompt": '})
+MIXED = Repo(SUMS.files | {"test.jsonl": b'{"question": "?"}'})
+PACKED = Repo({"train.jsonl.gz": gzip.compress(SUMS.files["train.jsonl"])})
 ASK_THE_HUB = """
 import json
 from backend.data.rows import read_splits
@@ -126,7 +129,7 @@ from backend.config.config import parse
 from backend.utils.errors import UserError
 streamed = {"streaming": True, "eval_data": {"sums": "owner/sums"}}
 missing = {"data": "owner/none"}, {"train_split": "learn"}, {"test_split": "exam"}, {"dataset_config": "large"}
-missing += {"data": "owner/two"}, {"data": "owner/broken"}
+missing += {"data": "owner/two"}, {"data": "owner/broken"}, {"data": "owner/mixed"}, {"data": "owner/packed"}
 for more in ({}, streamed, *missing):
     try:
         splits = read_splits(parse({"model": "m", "data": "owner/sums"} | more))
@@ -141,7 +144,8 @@ def test_a_hub_id_is_read_through_the_datasets_library(tmp_path: Path) -> None:
     environment = backend_environment() | {"HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
     environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
     two = Repo({"README.md": b"---\n" + TWO + b"\n---\n", "a.jsonl": b"{}", "b.jsonl": b"{}"})
-    with HubStandIn(datasets={"owner/sums": SUMS, "owner/two": two, "owner/broken": BROKEN}) as hub:
+    more = {"owner/two": two, "owner/broken": BROKEN, "owner/mixed": MIXED, "owner/packed": PACKED}
+    with HubStandIn(datasets={"owner/sums": SUMS} | more) as hub:
         command, environment["HF_ENDPOINT"] = [sys.executable, "-P", "-c", ASK_THE_HUB], hub.url
         process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr
@@ -156,6 +160,8 @@ def test_a_hub_id_is_read_through_the_datasets_library(tmp_path: Path) -> None:
         ("dataset_config", "The dataset owner/two needs one of its configurations: a, b."),
     ]
     assert "JSON parse error" in others[2][0]["sentence"]
+    assert "its files differ in columns: there are 1 new columns ({'question'})" in others[3][0]["sentence"]
+    assert others[4][0] == ROWS
 
 
 def test_a_missing_column_is_named_with_the_existing_ones() -> None:

@@ -157,7 +157,15 @@ def settings(**more: Any) -> Any:
     return parse({"model": "m", "data": "owner/rows", **more})
 
 
-@pytest.mark.parametrize("address", ["ftp://{}/x.jsonl", "simplecache::webhdfs://{}/x.jsonl", "http://{}/x.jsonl"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ftp://{}/x.jsonl",
+        "simplecache::webhdfs://{}/x.jsonl",
+        "http://{}/x.jsonl",
+        "gzip://x.jsonl::http://{}/x.jsonl.gz",
+    ],
+)
 def test_a_readme_contacts_no_machine(address: str, hub: HubStandIn, stranger: socket.socket) -> None:
     place = address.format(f"127.0.0.1:{stranger.getsockname()[1]}")
     hub.repos["datasets"]["owner/rows"] = Repo({"README.md": card(place), "train.jsonl": ROWS})
