@@ -109,16 +109,20 @@ def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, An
     settings = base(tmp_path, **changes) | {"model": str(tiny_model(tmp_path / "large", hidden=320, layers=1))}
     plan = parse_sweep({"name": "s", "base": settings, "over": {"learning_rate": [1e-3, 1e-2, 2e-2]}})
     configs = [parse(plan.raw_settings(member)) for member in plan.members()]
-    gc.collect()
-    before = mx.get_active_memory()
+
+    def memory() -> int:
+        gc.collect()
+        mx.synchronize()  # the thread that computes releases its last inputs after it has said that it is done
+        return mx.get_active_memory()
+
+    before = memory()
     shared = SharedResources(load_base(configs[0]), (configs[0].dtype, ""))
     parts: list[RunContext] = []
     after: list[int] = []
     for config in configs:
         parts.append(load_context(config, lambda sentence: None, shared=shared))
         mx.eval(parts[-1].learner.optimizer.state)
-        gc.collect()
-        after.append(mx.get_active_memory() - before)
+        after.append(memory() - before)
     assert shared.base is not None
     own = sum(x.nbytes for _, x in tree_flatten([parts[0].policy.parameters(), parts[0].learner.optimizer.state]))
     weights = sum(x.nbytes for _, x in tree_flatten(shared.base.model.parameters()))
