@@ -98,6 +98,7 @@ class ThreadWorkers(TurnTaking, LeaderChannel):
 
 class ThreadLeader(TurnTaking, WorkerChannel):
     def _end_process(self, why: str) -> None:  # of the leader, which has failed: its error is the one to show
+        self._connection.hang_up()  # as the end of a process does; a leader that lives would wait for it forever
         self._inbox.put(ChannelMessage(0, GOODBYE, {}))
 
 
