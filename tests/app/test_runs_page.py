@@ -94,6 +94,20 @@ def test_a_locked_run_is_running_and_cannot_be_trashed(qtbot, page: RunsPage, ar
     assert page.buttons["trash"].isEnabled() and page.buttons["resume"].isEnabled()
 
 
+def test_a_new_run_starts_from_adapters_where_there_are_some(qtbot, page: RunsPage, archive: Path) -> None:
+    page.table.choose(archive / "finished")
+    with qtbot.waitSignal(page.session.page_requested) as opened:
+        page.do("use_adapter")
+    assert opened.args == ["train"], "nothing was seen to happen"
+    assert page.session.draft.value("adapter") == str(archive / "finished")
+    page.session.draft.set("adapter", "")
+    config = archive / "finished" / "config.yaml"
+    config.write_text(config.read_text(encoding="utf-8") + "train_type: full\n", encoding="utf-8")
+    reread(qtbot, page)
+    page.do("use_adapter")
+    assert page.session.draft.value("adapter") == "", "full fine-tuning has none"
+
+
 def test_search(page: RunsPage) -> None:
     page.search.setText("FAIL")
     assert names(page) == ["failed"] and page.search_line.text() == "1 of 3 runs."

@@ -95,7 +95,9 @@ def abilities(runs: Runs) -> dict[str, bool]:
     is_one, is_idle = len(runs) == 1, bool(runs) and not any(run.summary.state in LIVE for run in runs)
     has_steps = is_one and (runs[0].summary.step or 0) > 0
     found = {"any": bool(runs), "one": is_one, "several": len(runs) > 1, "idle": is_idle, "steps": has_steps}
-    return found | {"trained": has_steps and is_idle, "ended": is_one and runs[0].summary.state in RESUMABLE}
+    has_adapters = has_steps and is_idle and runs[0].setting("train_type") != "full"
+    found |= {"trained": has_steps and is_idle, "adapters": has_adapters}
+    return found | {"ended": is_one and runs[0].summary.state in RESUMABLE}
 
 
 class FreeSpaceDialog(Dialog):

@@ -76,7 +76,7 @@ class RunsPage(QWidget):
             RunAction("evaluate", "Evaluate", "trained", lambda: self._show_on("evaluate")),
             None,
             RunAction("clone", "New run from here…", "steps", lambda: self.clone(chosen()[0])),
-            RunAction("use_adapter", "Start a new run from its adapters", "trained", self._use_adapter),
+            RunAction("use_adapter", "Start a new run from its adapters", "adapters", self._use_adapter),
             RunAction("use_settings", "Use its settings", "one", lambda: use_settings(self._folder())),
             None,
             RunAction("favourite", "Add to favourites", "any", star, "Ctrl+Shift+F", off="Remove from favourites"),
@@ -279,7 +279,7 @@ class RunsPage(QWidget):
 
     def _use_adapter(self) -> None:
         self.session.draft.use_adapter(str(self._folder().path))
-        self.session.field_requested.emit("adapter")
+        self.session.show_setting("adapter")
 
     def _tag(self) -> None:
         new = tags_in(self.ask_for_tags())
