@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """The order in which all workers know the tests, and examples that depend on nothing but the test.
+    """The order in which all workers know the tests, time for proofs, and examples that depend on nothing but the test.
 
     Hypothesis also tries the constants of all modules that are imported by then, which it parses for that: seconds in
     each worker, and a test that fails in the suite would draw other examples by itself."""
@@ -93,6 +93,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         providers._get_local_constants = lambda: nothing
     yield
     items.sort(key=lambda item: item.path)
+    for item in items:
+        if item.get_closest_marker("proof") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1800))  # beside other work a proof takes many times its minutes
 
 
 def pytest_collection_finish() -> None:

@@ -45,7 +45,7 @@ OTHERS = ("games.py", "mcp_servers", "openenv", "data: sessions")  # settings th
 PROGRAM = {"data": "rows.jsonl", "reward_functions": ["r1_int"], "iters": 2} | SMALL
 QUICK = [f"--set={key}={value}" for key, value in {"iters": 2, "max_completion_length": 8, "group_size": 4}.items()]
 
-pytestmark = [pytest.mark.proof, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.proof
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -13,7 +13,7 @@ from tests.support.random_models import tiny_tokenizer
 from tests.support.random_runs import furthest, write_run
 from tests.support.torch_process import Torch, torch_process
 
-pytestmark = [pytest.mark.proof, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.proof
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "phi3", "smollm3"]
 torch = pytest.fixture(scope="module")(torch_process)

@@ -33,7 +33,6 @@ PYTHON = os.environ.get("TRL_PYTHON", "")
 
 pytestmark = [
     pytest.mark.proof,
-    pytest.mark.timeout(1800),
     pytest.mark.skipif(not PYTHON, reason="TRL_PYTHON names no Python with TRL and torch"),
 ]
 
