@@ -307,12 +307,12 @@ class ConfigFiles(QObject):
             panel.open()
 
     def save(self) -> bool:
-        return self.save_as(self.session.draft.path)
+        return self.save_as(self.session.draft.path_to_save)
 
     def save_as(self, path: Path | None = None) -> bool:
         """Ask for a path unless one is given. False if it was cancelled or failed."""
-        old = self.session.draft.path
-        path = path or save_file(self._window, "config", "Save config", old.name if old else "config.yaml", YAML, old)
+        old, own = self.session.draft.path, self.session.draft.path_to_save
+        path = path or save_file(self._window, "config", "Save config", own.name if own else "config.yaml", YAML, old)
         if path is None:
             return False
         with problems_to(self.session.messages.say):

@@ -226,6 +226,13 @@ class Draft(QObject):
         self._emit_changed([""] if with_file else keys)
 
     @property
+    def path_to_save(self) -> Path | None:
+        """Its file, unless that is another program's, which could not read ours."""
+        with suppress(UserError):  # it is gone or broken
+            return None if self.path is not None and read_file(config.read(self.path)).program else self.path
+        return self.path
+
+    @property
     def dirty(self) -> bool:
         """It differs from its file, or from the values it started with."""
         return not all(is_equivalent(self._values[key], self._on_disk[key]) for key in SETTINGS)
@@ -282,7 +289,7 @@ class Draft(QObject):
     def save(self, path: Path) -> None:
         """Raises DiskError."""
         save_as(path, self.as_yaml())
-        self.path, self.translation = path, None  # it is a file of ours now
+        self.path, self.translation, self.file_problems = path, None, None  # it is a file of ours now
         self._on_disk = self.values()
         self.saved.emit()
 

@@ -262,6 +262,28 @@ def test_recent_files_lists_existing_files_newest_first(window: Window, tmp_path
     assert window.session.prefs.recent_files == []
 
 
+def test_save_leaves_the_file_of_another_program_as_it_is(window: Window, tmp_path: Path, monkeypatch):
+    file = tmp_path / "trl.yaml"
+    file.write_text(text := "model_name_or_path: a/b\nper_device_train_batch_size: 8  # mine\nlerning_rate: 1e-4\n")
+    window.files.open_path(file)
+    banner, problems = window.pages["train"].translated_file, window.pages["train"].file_problems
+    proposed: list[str] = []
+
+    def save_file(*given: object) -> Path:
+        proposed.append(str(given[3]))
+        return tmp_path / "ours.yaml"
+
+    monkeypatch.setattr(menus, "save_file", save_file)
+    assert not banner.isHidden()
+    window.menus["save"].trigger()
+    assert (file.read_text(), proposed) == (text, ["config.yaml"])
+    assert window.document.text() == "ours.yaml" and "group_size: 8" in (tmp_path / "ours.yaml").read_text()
+    window.pages["train"]._show_problems()
+    assert banner.isHidden() and problems.isHidden(), "they are about a file that the form has left"
+    window.menus["save"].trigger()
+    assert len(proposed) == 1, "ours is saved without a question"
+
+
 def test_export_for_mlx_lm_lora_names_the_settings_left_out(window: Window, tmp_path: Path, monkeypatch):
     window.session.draft.update({"model": "a/b", "data": "a/b", "scale_rewards": "none"})
     monkeypatch.setattr(menus, "save_file", lambda *_: tmp_path / "theirs.yaml")

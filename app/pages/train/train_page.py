@@ -123,10 +123,17 @@ class TrainPage(QWidget):
         jumps = (self.search.chosen, self.chips.pressed, self.file_problems.field_requested, launch.problem_pressed)
         connect(self.reveal, *jumps, session.field_requested)
         connect(self._show_plan, session.time_forecast.changed, draft.saved)
+        draft.saved.connect(self.translated_file.show_words)
         connect(self.rewards.show_rewards, session.reward_bench.changed, theme.signals.changed)
         connect(self._show_edited, session.queue.changed, session.run_changed, session.run_state_changed)
         # The longest prompt decides about the memory.
-        connect(self._rest_timer.start, self.dataset.changed, self.dataset.counts_changed, draft.problems_changed)
+        connect(
+            self._rest_timer.start,
+            self.dataset.changed,
+            self.dataset.counts_changed,
+            draft.problems_changed,
+            draft.saved,
+        )
         self.picking = Picking(session, form.fields.values(), self)
         self.rewards.model_wanted.connect(self.picking.pick)
         self.show_next_group, self.show_previous_group = partial(form.focus_group, 1), partial(form.focus_group, -1)
