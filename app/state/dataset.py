@@ -186,11 +186,12 @@ class Dataset(QObject):
             return
         self._cancel(*self._pending)
         known = self._requested_for == settings
+        is_other = (self._requested_for or {}).get("data") != settings["data"]
         self._requested_for = settings
         if not settings["data"].strip():
             self._set_state("none", {})
             return
-        if self.state in ("none", "failed", "absent", "fetching"):
+        if is_other or self.state in ("none", "failed", "absent", "fetching"):
             self._set_state("reading", {})
 
         def on_preview(answer: dict[str, Any]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from PySide6.QtCore import QItemSelectionModel, Qt
-from PySide6.QtGui import QTextCursor
+from PySide6.QtCore import QItemSelection, QItemSelectionModel, Qt
+from PySide6.QtGui import QGuiApplication, QTextCursor
 from PySide6.QtWidgets import QComboBox
 
 from app import theme
@@ -272,6 +272,26 @@ def test_rows_are_requested_when_visible(qtbot, page: DatasetPage, tmp_path: Pat
     assert all(len(with_["numbers"]) == CHUNK for with_ in asked.of("preview_rows"))
 
 
+def test_rows_that_were_never_in_view_are_copied_whole(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    show_dataset(qtbot, page, data=write_rows(tmp_path, 6050), **MAPPED)
+    qtbot.waitUntil(lambda: page.model.index(0, 2).data() == "What is 0 plus 0?")
+    said = list[str]()
+    page.session.message.connect(said.append)
+    QGuiApplication.clipboard().clear()
+    page.table.selectAll()
+    page.table.copy()
+    assert said == ["At most 6,000 rows can be copied at once."] and not QGuiApplication.clipboard().text()
+    page.table.selectRow(250)
+    page.table.selectionModel().select(
+        QItemSelection(page.model.index(250, 0), page.model.index(449, 4)), QItemSelectionModel.SelectionFlag.Select
+    )
+    qtbot.keyClick(page.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    qtbot.waitUntil(lambda: bool(QGuiApplication.clipboard().text()))
+    head, *lines = QGuiApplication.clipboard().text().splitlines()
+    assert head.split("\t")[0] == "Row" and len(lines) == 200 and PLACEHOLDER not in "".join(lines)
+    assert lines[-1].split("\t")[:3] == ["450", "", "What is 449 plus 449?"]
+
+
 def test_prompts_by_how_often_a_run_solved_them(
     qtbot, page: DatasetPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +320,15 @@ def test_prompts_by_how_often_a_run_solved_them(
     page.table.selectRow(1)
     assert page.try_button.text() == "Try rewards on row 1"
     qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1")
+
+
+def test_nothing_is_told_of_a_dataset_while_another_is_read(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
+    lines = list[str]()
+    page.dataset.changed.connect(lambda: lines.append(page.dataset.summary_line()[0]))
+    page.session.draft.set("data", write_rows(tmp_path, 30, "more.jsonl"))
+    qtbot.waitUntil(lambda: page.dataset.state == "ready" and lines[-1:] != lines[:1])
+    assert lines[0] == "Reading the dataset…" and lines[-1].startswith("30 rows")
 
 
 def test_line_on_train(qtbot, session: Session, tmp_path: Path, model: Path) -> None:

@@ -11,7 +11,7 @@ from PySide6.QtGui import QHelpEvent, QHideEvent, QKeySequence, QPainter, QPaint
 from PySide6.QtWidgets import QFrame, QLabel, QSizePolicy, QSplitter, QToolTip, QWidget
 
 from app import theme
-from app.pages.dataset.rows import CHUNK, DataColumn, RowDetail, RowModel, RowTable
+from app.pages.dataset.rows import CHUNK, MAX_CHUNKS, DataColumn, RowDetail, RowModel, RowTable
 from app.state.dataset import SPLITS, USES, Dataset
 from app.state.draft import Draft
 from app.state.reward_bench import MAX_ROWS
@@ -33,7 +33,7 @@ from app.widgets.basic.layout import (
     stack,
 )
 from app.widgets.basic.number_format import DASH, counted, file_size
-from app.widgets.basic.tables import LEFT, RIGHT
+from app.widgets.basic.tables import LEFT, RIGHT, BaseTable
 from app.widgets.form.fields import Field, PathField
 from backend.config.config import SETTINGS
 from backend.config.setting import step_parts
@@ -114,7 +114,7 @@ class DatasetPage(QWidget):
         self.difficulty.activated.connect(self._show_chosen_rows)
         self.shown = label(font=theme.heading_font(), buddy=self.which, minimumHeight=28)
         self.model = configure(RowModel(self), chunk_requested=self._request_chunk)
-        self.table = RowTable(self.model)
+        self.table = configure(RowTable(self.model), copy_requested=self._copy_rows)
         self.try_button = button("Try rewards", self.try_rewards)
         tip = "The traceback of the map function"
         self.details = button("Details", lambda: show_details(UserError(dataset.faults).traceback, self), tip=tip)
@@ -337,6 +337,22 @@ class DatasetPage(QWidget):
                 self.model.add_chunk(start, rows)
 
         self.dataset.request("preview_rows", add, self, numbers=list(self.model.numbers[start : start + CHUNK]))
+
+    def _copy_rows(self) -> None:
+        chunks = {place - place % CHUNK for part in self.table.selected_ranges() for place in part}
+        if len(chunks) > MAX_CHUNKS:
+            self.session.message.emit(f"At most {MAX_CHUNKS * CHUNK:,} rows can be copied at once.")
+            return
+        starts, generation = self.model.missing(chunks), self._generation
+
+        def copy(rows: Sequence[dict[str, Any]] | None) -> None:
+            if rows is not None and generation == self._generation:
+                for i, start in enumerate(starts):
+                    self.model.add_chunk(start, rows[i * CHUNK : (i + 1) * CHUNK])
+                BaseTable.copy(self.table)
+
+        numbers = [number for start in starts for number in self.model.numbers[start : start + CHUNK]]
+        self.dataset.request("preview_rows", copy, self, numbers=numbers) if numbers else copy(())
 
     def _request_row(self) -> None:
         place = self.table.currentIndex().row()

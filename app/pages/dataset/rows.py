@@ -103,6 +103,12 @@ class RowModel(RowsModel):
                 self.dataChanged.emit(self.index(start, 0), self.index(last, self.columnCount() - 1))
         self._request()
 
+    def missing(self, starts: set[int]) -> list[int]:
+        """Those of these chunks that are not here; the others are the last to be dropped."""
+        for start in self._chunks.keys() & starts:
+            self._chunks.move_to_end(start)
+        return sorted(starts - self._chunks.keys())
+
     def _schedule(self, start: int) -> None:
         self._missing = [*(other for other in self._missing if other != start), start][-MAX_REQUESTS:]
         if not self._request_timer.isActive():  # restarted, it would never fire during constant scrolling
@@ -152,6 +158,8 @@ class RowModel(RowsModel):
 
 
 class RowTable(BaseTable):
+    copy_requested = Signal()  # rows that were never in view have to be requested first
+
     def __init__(self, model: RowModel) -> None:
         super().__init__(model=model, name="Rows of the dataset", textElideMode=Qt.TextElideMode.ElideRight)
         self._rows, self._placeholder = model, ""
@@ -174,6 +182,9 @@ class RowTable(BaseTable):
     def selected_ranges(self) -> list[range]:
         selection: Any = self.selectionModel().selection()  # PySide's stub does not say that it can be iterated over
         return sorted((range(part.top(), part.bottom() + 1) for part in selection), key=lambda part: part.start)
+
+    def copy(self) -> None:
+        self.copy_requested.emit()
 
     def set_placeholder(self, placeholder: str) -> None:
         if placeholder != self._placeholder:
