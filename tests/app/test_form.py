@@ -309,6 +309,13 @@ def test_problems_of_a_file_are_mended_in_their_panel(page: TrainPage, tmp_path:
     assert page.draft.value("learning_rate") == "1e-4" and panel.sentence.text().startswith("1 setting could not")
     panel.close_button.click()
     qtbot.waitUntil(panel.isHidden)
+    file.write_text("model: a/b\nzzz: 2\nlerning_rate: 1e-4\nwarmup_stps: 2\n" + 20 * "\n# more\n" + "gruop_sze: 4\n")
+    page.session.load_config(file)
+    for meant in ("learning_rate", "warmup_steps"):
+        use = next(each for each in panel._links if each.text() == f"Use {meant}")
+        QTest.mouseClick(use, Qt.MouseButton.LeftButton)
+        qtbot.waitUntil(lambda: QApplication.focusWidget() in panel._links)
+        assert page.launch.verticalScrollBar().value() == 0, "what is left to mend stays in view"
     file.write_text("model: [")
     page.session.load_config(file)
     qtbot.waitUntil(lambda: panel.title.text() == "bad.yaml was not opened")

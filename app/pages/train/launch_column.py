@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-from PySide6.QtCore import QRectF, Qt, Signal
+from PySide6.QtCore import QRectF, Qt, QTimer, Signal
 from PySide6.QtGui import QColor, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QWidget
 
@@ -239,7 +239,7 @@ class FileProblemsPanel(QFrame):
         self._draft = draft
         self.setProperty("role", "alert")
         self.title, self.sentence = label(font=theme.heading_font(), wrap=True), label(wrap=True)
-        self.rows = column(spacing=12)
+        self.rows, self._links = column(spacing=12), list[QWidget]()
         self.open_button = LinkButton("Open the file", on_click=self._open_file)
         self.close_button = LinkButton("Close", on_click=draft.close_file_problems, name="Close the list of problems")
         links = row(self.open_button, None, self.close_button)
@@ -250,7 +250,11 @@ class FileProblemsPanel(QFrame):
         """Show what of the file was not read, and those of the form's problems that are in it; return the others."""
         found = self._draft.file_problems
         in_file = [each for each in problems if found is not None and found.lines.get(each.setting)]
+        focused = next((i for i, link in enumerate(self._links) if link.hasFocus()), None)
+        if focused is not None:  # hidden, it would pass the focus on to what is below, and the column scroll there
+            self.close_button.setFocus()
         clear_layout(self.rows)
+        self._links = []
         if found is None or not (found.refusal or found.unread or in_file):
             self.hide()
             return list(problems)
@@ -267,11 +271,16 @@ class FileProblemsPanel(QFrame):
             go = partial(self.field_requested.emit, each.setting)
             link = LinkButton(f"Go to {SETTINGS[each.setting].label}", on_click=go)
             listed.append((found.lines[each.setting], each.sentence, link))
-        for line, sentence, link in sorted(listed, key=lambda each: each[0]):
+        listed.sort(key=lambda each: each[0])
+        for line, sentence, link in listed:
             text = label(sentence, role="problem", wrap=True, selectable=True)
             place = label(f"Line {line}", theme.caption_font(), role="muted", shown=bool(line))
             parts = [(link, 0, LEFT)] if link is not None else []
             self.rows.addWidget(holder(column(place, text, *parts, spacing=4)))
+        self._links = [link for *_, link in listed if link is not None]
+        if focused is not None and self._links:
+            following = self._links[min(focused, len(self._links) - 1)]
+            QTimer.singleShot(0, following, following.setFocus)  # once it has its place
         self.show()
         return [each for each in problems if each not in in_file]
 
