@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -71,7 +72,7 @@ class RewardBench(QObject):
         self.functions: list[dict[str, Any]] = []  # as the next two, of the answer to the question `score`
         self.findings: list[dict[str, str]] = []
         self.cases: list[dict[str, Any]] = []
-        self.failed: dict[str, Any] | None = None  # the reward file that could not be loaded, and why
+        self.failed: dict[str, Any] | None = None  # why nothing was scored, as `RewardError.place`
         self.seconds: float | None = None  # that scoring took
         self.origin, self.busy = "", ""  # where `groups` come from; what is being done
         self.stale = False  # the scores are older than the settings
@@ -188,11 +189,15 @@ class RewardBench(QObject):
         ]
 
     @property
+    def is_of_form(self) -> bool:
+        """The form still has the model and dataset of the completions."""
+        return self._loaded_for == (self.draft.value("model"), self.draft.value("data"))
+
+    @property
     def means(self) -> dict[str, float]:
-        """Of functions, if the form still has the model and dataset of the completions, else {}."""
-        if self._loaded_for != (self.draft.value("model"), self.draft.value("data")):
-            return {}
-        return {each["name"]: sum(each["known"]) / len(each["known"]) for each in self.functions if each["known"]}
+        """Of functions; {} of completions that are not `is_of_form`."""
+        scored = [each for each in self.functions if each["known"]] if self.is_of_form else []
+        return {each["name"]: sum(each["known"]) / len(each["known"]) for each in scored}
 
     @property
     def count(self) -> int:
@@ -225,7 +230,12 @@ class RewardBench(QObject):
             on_answer(answer)
 
         self._request = self.service.ask(
-            question, answered, on_refused=self._on_refused, on_progress=self._on_progress, owner=self, **arguments
+            question,
+            answered,
+            on_refused=partial(self._on_refused, question),
+            on_progress=self._on_progress,
+            owner=self,
+            **arguments,
         )
 
     def _on_progress(self, progress: dict[str, Any]) -> None:
@@ -235,10 +245,13 @@ class RewardBench(QObject):
             self._set_busy(progress["phase"].capitalize())
             self.progress.emit(progress.get("done", 0), progress.get("of", 0))
 
-    def _on_refused(self, faults: list[ConfigProblem]) -> None:
+    def _on_refused(self, question: str, faults: list[ConfigProblem]) -> None:
+        sentence = " ".join(fault.sentence for fault in faults)
+        if question == "score":  # such as for a judge whose server is gone
+            self.failed = {"sentence": sentence, "file": "", "line": 0, "frames": []}
         self._end_request()
-        self.refused.emit(" ".join(fault.sentence for fault in faults))
         self.changed.emit()
+        self.refused.emit(sentence)
 
     def _end_request(self) -> None:
         self._request = None

@@ -171,6 +171,26 @@ def test_sample_and_score(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     assert [item["text"] for item in page.bench.groups[0]["completions"]] != first
 
 
+def test_what_keeps_rewards_from_scoring_is_told_where_they_are_tried(qtbot, page: RewardsPage, tmp_path, user_file):
+    panel = RewardPanel(page.bench)
+    qtbot.addWidget(panel)
+    panel.show_rewards()
+    load_rows(qtbot, page, tmp_path)
+    (finding,) = (each["sentence"] for each in page.bench.findings[:1])
+    assert panel.result.text() == finding
+    page.draft.set("reward_functions", ["long", 'judge(url="http://127.0.0.1:9/v1")'])
+    qtbot.waitUntil(lambda: page.bench.failed is not None and not page.bench.busy)
+    said = page.results.verdict.findings[0]["sentence"]
+    assert (
+        said.startswith("The judge's server at http://127.0.0.1:9/v1 does not answer") and panel.result.text() == said
+    )
+    page.draft.set("reward_functions", ["long"])
+    qtbot.waitUntil(lambda: page.bench.failed is None and panel.result.text() == finding)
+    page.draft.set("model", "other")
+    panel.show_rewards()
+    assert panel.result.text() == "", "these are the completions of another model"
+
+
 def test_row_numbers_are_parsed() -> None:
     assert row_numbers("1-4, 17,2") == [1, 2, 3, 4, 17]
     assert row_numbers("") == row_numbers("4-") == row_numbers("x") == row_numbers("1-99999") == []

@@ -278,6 +278,8 @@ class RewardPanel(QWidget):
         self.model.picked.connect(self._pick)
         connect(self._show_bench, bench.busy_changed, bench.changed)
         bench.progress.connect(lambda done, of: self._say(f"{bench.busy}, {done:,} of {of:,}" if of else bench.busy))
+        bench.refused.connect(self._say)
+        bench.refused.connect(self.servers.refresh)  # a judge's may be gone
         self._show_bench()
         self.arguments.changed.connect(self._take_arguments)
         connect(self.remove, self.arguments.remove.clicked, self.table.remove_requested)
@@ -306,9 +308,11 @@ class RewardPanel(QWidget):
     def _show_bench(self, _activity: str = "") -> None:
         bench = self._bench
         self.try_button.setText("Cancel" if bench.busy else "Try")
-        first = bench.findings[0]["sentence"] if bench.findings else ""
-        failed = (bench.failed or {}).get("sentence", "")
-        self._say(f"{bench.busy}…" if bench.busy else failed or first or (bench.count and "Scores are ready") or "")
+        found = [bench.failed, *bench.findings] if bench.failed else bench.findings
+        if bench.busy or not bench.is_of_form:
+            self._say(f"{bench.busy}…" if bench.busy else "")
+        else:
+            self._say(found[0]["sentence"] if found else "Scores are ready" if bench.functions else "")
 
     def _say(self, text: str) -> None:
         configure(self.result, text=text, accessibleName=f"Rewards: {text}", visible=bool(text))
@@ -330,6 +334,7 @@ class RewardPanel(QWidget):
         rows = [entry for entry in entries if entry.name in visible or entry.source != BUILT_IN]
         self._visible_names = {entry.name for entry in rows}  # a row that is unticked stays in the table
         self.model.means = self._bench.means
+        self._show_bench()
         self.model.show_rewards(rows, names, self._draft.value("reward_weights"))
         place = next((i for i, row in enumerate(self.model.rows) if row.entry.name == self._current), None)
         if place is not None and self.table.currentIndex().row() != place:
