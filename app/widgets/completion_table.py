@@ -31,6 +31,7 @@ BAR_ROLE = ROLE.UserRole  # item role: (length −1 to 1, colour) of the bar und
 STOP_LABELS = {"eos": "ended", "string": "stop text", "length": "cut off"}  # stop reason of a completion → its label
 PREVIEW_CHARS, HEADER_CHARS, TIP_CHARS = 400, 14, 80
 MIN_FIGURE_WIDTH, MAX_FIGURE_WIDTH, MIN_TEXT_WIDTH, LOGGED_TEXT_WIDTH, DOT_WIDTH = 74, 124, 176, 112, 18
+BRIEF_WIDTH, BRIEF_TEXT_WIDTH = 54, 150  # of a score, and least of the text, where the headers of scores are dots
 
 
 def one_line(text: Any) -> str:
@@ -257,13 +258,10 @@ class CompletionTable(BaseTable):
     sort_requested = Signal(str, bool)  # column of the facts ("": the order of the file), descending
     touched = Signal()  # mouse button or key
 
-    def __init__(
-        self, model: CompletionModel, max_score_width: int = MAX_FIGURE_WIDTH, min_text_width: int = MIN_TEXT_WIDTH
-    ) -> None:
-        """Widths in pixels before scaling: a limit for columns of scores, and what the text gets at least."""
+    def __init__(self, model: CompletionModel) -> None:
         super().__init__(name="Completions")
         self._completions = model
-        self._max_score_width, self._min_text_width = theme.scaled(max_score_width), theme.scaled(min_text_width)
+        self._min_text_width = theme.scaled(BRIEF_TEXT_WIDTH if model.is_brief else MIN_TEXT_WIDTH)
         self._sorted = ("", True)
         self.setModel(model)
         self.setItemDelegate(CellDelegate(BAR_ROLE, draw_bar, self))
@@ -330,10 +328,12 @@ class CompletionTable(BaseTable):
             header = self._completions.headerData(at, Qt.Orientation.Horizontal)
             dot = theme.scaled(DOT_WIDTH) if column.kind == "score" else 0
             needed = max(map(metrics.horizontalAdvance, header.split("\n"))) + dot + 2 * CELL_PADDING + 2
-            widest = self._max_score_width if dot else theme.scaled(MAX_FIGURE_WIDTH)
             is_text = column.kind == "logged" and not column.is_figure
-            least = min(theme.scaled(LOGGED_TEXT_WIDTH if is_text else MIN_FIGURE_WIDTH), widest)
-            widths[at] = max(least, min(widest, needed))
+            least = LOGGED_TEXT_WIDTH if is_text else MIN_FIGURE_WIDTH
+            if dot and self._completions.is_brief:
+                least, scores = BRIEF_WIDTH, (self._completions.text(line, at) for line in self._completions.rows)
+                needed = self.fontMetrics().horizontalAdvance(max(scores, key=len, default="")) + 2 * CELL_PADDING + 2
+            widths[at] = max(theme.scaled(least), min(theme.scaled(MAX_FIGURE_WIDTH), needed))
             if column.kind == "prompt":
                 widths[at] = max(theme.scaled(LOGGED_TEXT_WIDTH), self.viewport().width() // 7)
         available = self.viewport().width()

@@ -174,7 +174,7 @@ class BenchResults(QWidget):
         board.setItemDelegateForColumn(WEIGHT, WeightDelegate(board, is_framed=True))
         self.functions.modelReset.connect(lambda: board.fit_rows(self._most_rows))
         connect(self._show_error, board.clicked, board.activated)
-        self.table = CompletionTable(self.completions, max_score_width=54, min_text_width=150)
+        self.table = CompletionTable(self.completions)
         text = "Sample a few completions to see the scores of each function and how much the groups differ."
         empty = EmptyState("Try the rewards before training", text, "", theme.heading_font())
         self._stack = stack(wrap_in_card(empty), self.table.in_card(), into=below)
