@@ -410,15 +410,18 @@ class HelpMenu(QObject):
         TextDialog(title, section, self._window).show()
 
     def show_shortcuts(self) -> None:
+        def plain(action: QAction) -> str:
+            return escape(action.text().replace("&", ""))  # KDE marks keys in the texts of menus
+
         parts = []
         for top in self._window.menuBar().actions():
             entries = top.menu().actions()  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
             rows = [action for action in entries if not action.shortcut().isEmpty()]
             if rows:
-                parts.append(f"<h3>{escape(top.text())}</h3><table width='100%' cellpadding='3'>")
+                parts.append(f"<h3>{plain(top)}</h3><table width='100%' cellpadding='3'>")
             for row in rows:
                 keys = f"<b>{escape(key_name(row.shortcut()))}</b>"
-                parts.append(f"<tr><td>{escape(row.text())}</td><td align='right'>{keys}</td></tr>")
+                parts.append(f"<tr><td>{plain(row)}</td><td align='right'>{keys}</td></tr>")
             parts.append("</table>" if rows else "")
         TextDialog("Keyboard shortcuts", "".join(parts), self._window, is_html=True).show()
 

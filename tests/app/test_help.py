@@ -50,11 +50,13 @@ def test_about_shows_versions_and_every_licence(window: Window) -> None:
 
 
 def test_the_list_of_shortcuts_has_every_one(window: Window) -> None:
+    window.menus["undo"].setText("&Undo")  # as KDE does
     window.menus["shortcuts"].trigger()
     text = window.findChild(TextDialog).text.toPlainText()
     for action in window.menus.by_name.values():
         assert action.shortcut().toString() in text
-        assert action.shortcut().isEmpty() or action.text() in text
+        assert action.shortcut().isEmpty() or action.text().replace("&", "") in text
+    assert "&" not in text
 
 
 def test_glossary_search(window: Window) -> None:
