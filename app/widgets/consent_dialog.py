@@ -115,7 +115,7 @@ def consent_dialog(files: Sequence[CodeToAllow], parent: QWidget | None = None) 
         if code.beside:
             text = f"{_listed(code.beside)}. Also run; you are not asked again when only these change."
             facts.append(("Beside it", text, ""))
-    return AllowDialog("Reward code", question, meaning, shown, RUN, parent)
+    return AllowDialog("Code", question, meaning, shown, RUN, parent)
 
 
 def _listed(names: Sequence[str], between: str = ", ", last: str = " and") -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel
+from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QLineEdit, QPlainTextEdit
 
 from app.pages.train.form import ESSENTIAL
 from app.pages.train.reward_panel import LABEL, USE, WEIGHT
@@ -269,6 +269,22 @@ def test_a_small_window_shows_the_essentials_whole(qtbot, window: Window, sessio
         qtbot.waitUntil(lambda: form.page.width() == form.viewport().width())
         room = batch.width() - batch.textMargins().right()
         assert room > 2 * batch.fontMetrics().horizontalAdvance("64"), f"the unit covers the number at {width}"
+
+
+def test_every_field_says_what_it_is_whole(qtbot, window: Window, session: Session):
+    window.show_page("train")
+    qtbot.show(window, 1280, 800)
+    page = window.pages["train"]
+    page.build_all()
+    page.density.choose("all")
+    shown = [field for field in page.form.fields.values() if field.isVisible()]
+    assert len(shown) > 120
+    qtbot.waitUntil(lambda: page.form.page.width() == page.form.viewport().width())
+    for field in shown:
+        needed = field.hint.fontMetrics().horizontalAdvance(field.hint.text())
+        assert needed <= field.hint.width(), f"the hint of {field.setting.key} is cut"
+        if isinstance(field.control, QLineEdit | QPlainTextEdit) and field.value() in ("", None, [], {}):
+            assert field.control.placeholderText(), f"{field.setting.key} does not say what empty means"
 
 
 def test_changed_settings_are_chips(page: TrainPage):

@@ -309,7 +309,7 @@ class ElidedLink(LinkButton):
         painter.setFont(font)
         painter.setPen(colours.accent if is_active and self.colour == "muted" else getattr(colours, self.colour))
         text = painter.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
-        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, text)
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop, text)
 
 
 class CopyLink(LinkButton):
