@@ -167,7 +167,8 @@ def verdict(of: PromptVariety) -> tuple[str, str]:
     if repeats >= MANY_REPEATS:
         sees = "exactly or nearly, so a run sees some questions more often than others"
         advice = "Leave them out, or put others in their place."
-        return "poor", f"{repeats:.0%} of the prompts repeat another, {sees}. {advice}"
+        of_all = "of the prompts" if of.rows == of.total else f"of {of.rows:,} sampled prompts"
+        return "poor", f"{repeats:.0%} {of_all} repeat another, {sees}. {advice}"
     if of.different < FEW:
         return "poor", f"{there}: a model learns so few by heart. Add more, some hundreds at least."
     if of.answers and of.answer_share >= ONE_ANSWER:

@@ -502,8 +502,7 @@ def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Confi
         absent = missing_columns(rows, [config.completion_feature, config.messages_feature])
         if len(absent) == 2:
             neither = f"There is no column {quote(absent[0], 24)}, and no {quote(absent[1], 24)}, to learn answers from"
-            has = f"{shown_source(source)} has the columns {_listed(column_names(rows))}"
-            return [ConfigProblem("completion_feature", f"{neither}; {has}.")]
+            return [ConfigProblem("completion_feature", f"{neither}; {_existing(rows, source)}.")]
         is_chat = config.learns_labels and config.completion_feature in absent
     if not is_chat and not config.environment:  # whose `reset` may write the whole prompt
         wanted.insert(0, "prompt_feature")
@@ -517,7 +516,7 @@ def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Confi
     tests = without_tests(config.reward_functions, [*column_names(rows), "answer"]) if runs_tests else []
     if not missing and not tests:
         return []
-    existing = f"{shown_source(source)} has the columns {_listed(column_names(rows))}"
+    existing = _existing(rows, source)
     faults = [
         ConfigProblem(key, f"There is no column {quote(getattr(config, key), 24)}; {existing}.")
         for key in wanted
@@ -529,11 +528,12 @@ def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Confi
     return faults
 
 
-def _listed(names: Sequence[str]) -> str:
-    kept: list[str] = []
+def _existing(rows: Rows, source: str) -> str:
+    names, kept = column_names(rows), list[str]()
     for name in names:
         kept.append(quote(name if name == " ".join(name.split()) else repr(name), 24))
         if sum(map(len, kept)) + 2 * len(kept) > 60:
             break
     rest = len(names) - len(kept)
-    return ", ".join(kept) + (f" and {rest:,} more" if rest else "")
+    listed = ", ".join(kept) + (f" and {rest:,} more" if rest else "")
+    return f"{shown_source(source)} has the column{'s' if len(names) > 1 else ''} {listed}"

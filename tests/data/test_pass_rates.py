@@ -250,6 +250,8 @@ def test_a_large_dataset_is_drawn_from_all_of_its_rows(monkeypatch: pytest.Monke
     of = variety([text() for n in range(1000)], ["early"] * 500 + ["late"] * 500)
     late = of.rows * (of.answer_share if of.answer == "late" else 1 - of.answer_share)
     assert (of.total, of.rows) == (1000, 60) and 20 <= late <= 40
+    same = variety(["one", "two"] * 500)
+    assert verdict(same)[1].startswith("97% of 60 sampled prompts repeat another"), "of all it would be 99.8%"
     monkeypatch.setattr(prompt_variety, "MOST_WORDS", 300)
     assert 9 <= variety([text() for _ in range(1000)]).rows <= 11
     huge = variety(["word " * 3_000_000])

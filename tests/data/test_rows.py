@@ -174,6 +174,8 @@ def test_a_missing_column_is_named_with_the_existing_ones() -> None:
     assert not check_columns(rows, mapped, "rows.jsonl")
     spaced, _ = check_columns([{" prompt": "a", "answer\tb": ""}], settings(), "rows.csv")
     assert spaced.sentence.endswith("has the columns ' prompt', 'answer\\tb'.")
+    (alone,) = check_columns([{"prompt": "a"}], settings(), "rows.csv")
+    assert alone.sentence == "There is no column answer; rows.csv has the column prompt."
 
 
 def test_an_answer_column_is_required_only_by_functions_that_compare() -> None:
