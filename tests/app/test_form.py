@@ -374,6 +374,15 @@ def test_weights_are_edited_in_the_table(page: TrainPage, tmp_path: Path, qtbot)
     assert page.form.fields["reward_weights"].control.text() == "2.5, 0.5"
 
 
+def test_a_judge_that_was_added_shows_its_arguments(qtbot, window: Window):
+    window.show_page("train")
+    qtbot.show(window, 1280, 800)
+    rewards = window.pages["train"].rewards
+    rewards.add_judge()
+    qtbot.waitUntil(lambda: QApplication.focusWidget() is rewards.arguments.fields["rubric"])
+    assert not rewards.arguments.fields["rubric"].visibleRegion().isEmpty()
+
+
 def test_a_function_that_is_not_there_keeps_its_row(page: TrainPage):
     page.draft.set("reward_functions", ["gone", "r1_count_xml"])
     row = next(place for place, row in enumerate(page.rewards.model.rows) if row.entry.name == "gone")
@@ -410,7 +419,8 @@ def search(qtbot) -> SettingSearch:
 )
 def test_setting_search(search: SettingSearch, words: str, key: str | None):
     search.setText(words)
-    assert matches(search)[:1] == ([key] if key else [])
+    assert matches(search)[:1] == ([key] if key or words else []), "an entry without a key says that there is none"
+    QTest.keyClick(search, Qt.Key.Key_Return)
 
 
 def matches(search: SettingSearch) -> list[str]:

@@ -42,14 +42,18 @@ class SettingSearch(SearchEdit):
             item.setData(setting.key, KEY)
             item.setToolTip(f"<p>{setting.help}</p>")
             self._model.appendRow(item)
+        if text.strip() and not self._model.rowCount():
+            nothing = QStandardItem("No setting has these words")
+            nothing.setEnabled(False)
+            self._model.appendRow(nothing)
 
     def _choose_first(self) -> None:
         popup = self.completer().popup()
         assert popup is not None
         reached = popup.currentIndex().data(KEY) if popup.isVisible() else None
         popup.hide()
-        if reached or self._model.rowCount():
-            self._choose(reached or self._model.item(0).data(KEY))
+        if key := reached or (self._model.rowCount() and self._model.item(0).data(KEY)):
+            self._choose(key)
 
     def _choose(self, key: str) -> None:
         QTimer.singleShot(0, self, self.clear)  # the completer writes its text into the line after this signal
