@@ -248,6 +248,12 @@ def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path)
     assert plot(view, "Reward").traces[1].at(None) == fast_rewards[-1], "of a run that ended early too"
     plot(view, "Reward").set_step(int(tokens[-1]))
     assert plot(view, "Reward").step_label.text() == "186,000 tokens"
+    texts = [action.text() for action in plot(view, "Reward").menu().actions()]
+    assert "Completions of this step" not in texts, "of which run?"
+    view.axis.choose("time")
+    qtbot.waitUntil(lambda: plot(view, "Reward").traces[0].x[-1] == milliseconds[-1])
+    axis = plot(view, "Reward").view.step_axis
+    assert axis.tickStrings([60_000], axis.scale, 1)[0] in ("1 min", "60 s"), "a low plot has no title with the unit"
 
 
 def test_the_tables_show_what_differs_and_what_was_reached(unchanged: CompareView) -> None:
@@ -284,8 +290,16 @@ def test_the_same_prompt_of_two_runs_side_by_side(qtbot, view: CompareView, arch
     best = max(one["reward"] for one in panel.shared[0][0]["completions"])
     assert panel.sides._sides["A  slow"][0]["reward"] == best
     rows = [json.loads(line) for line in (archive / "fast" / "completions.jsonl").read_text().splitlines()]
+    third = archive / "third" / "completions.jsonl"
+    for row in rows:
+        for one, reward in zip(row["completions"], (None, -1.0, 0.0, *[-2.0] * 99), strict=False):
+            one["reward"] = reward
+    third.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    compare(qtbot, view, archive, "slow", "third")
+    qtbot.waitUntil(lambda: "B  third" in panel.sides._sides)
+    assert panel.sides._sides["B  third"][0]["reward"] == 0, "the best of rewards of at most 0"
     for row in rows:
         row["prompt"] = f"Other: {row['prompt']}"
-    (archive / "third" / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    third.write_text("".join(json.dumps(row) + "\n" for row in rows))
     compare(qtbot, view, archive, "slow", "third")
     qtbot.waitUntil(lambda: panel.nothing.isVisible())

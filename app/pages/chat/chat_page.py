@@ -33,6 +33,7 @@ from app.widgets.basic.number_format import figure
 from app.widgets.form.value_text import number_text
 from app.widgets.run_header import Choice, Switcher, run_choices
 from backend.runs.run_folder import RunFolder
+from backend.runs.run_names import name_of
 from backend.utils.files import is_file
 
 CHECK_MS = 2000
@@ -231,7 +232,7 @@ class ChatPage(QWidget):
         self._live = live_run()
         if self._live is not None and self.chat.state != "empty":
             self.chat.unload()
-            self.session.message.emit(f"The chat's model was unloaded: {self._live.name} is training.")
+            self.session.message.emit(f"The chat's model was unloaded: {name_of(self._live)} is training.")
         self._show()
 
     def _show(self) -> None:
@@ -371,7 +372,8 @@ def notice_words(
 ) -> tuple[str, str, str]:
     """(title, sentence, button) in place of a conversation; `live` is a run that is training."""
     if live is not None:
-        return "A run is training", f"{live.name} needs this machine's memory. The chat is back when it has ended.", ""
+        needs = f"{name_of(live)} needs this machine's memory. The chat is back when it has ended."
+        return "A run is training", needs, ""
     if chat.state == "loading" and chat.choice is not None:
         return f"Loading {chat.choice.label}", "Reading its weights into memory.", "Cancel"
     if chat.state == "failed":

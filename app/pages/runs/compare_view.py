@@ -248,7 +248,8 @@ class SharedPromptPanel(QWidget):
         if found:
             rows, best = self.shared[max(0, self.prompt.currentIndex())], dict[str, list[CompletionRow]]()
             for box, completions in zip(self.runs, (row.get("completions") or [] for row in rows), strict=True):
-                highest = max(completions, key=lambda one: one.get("reward") or float("-inf"), default=None)
+                scored = [one for one in completions if one.get("reward") is not None] or completions[:1]
+                highest = max(scored, key=lambda one: one.get("reward") or 0.0, default=None)
                 best[box.currentText()] = [highest] if highest else []
             self.sides.show_row(rows[0], best)
 
@@ -368,6 +369,8 @@ class CompareView(QWidget):
                 self.grid = None
         if metrics and self.grid is None:
             plots = plots_of(((one.title, one.chart) for one in metrics), self._session.guide_requested)
+            for plot in plots:
+                plot.leads_to_completions = False
             self.grid = ChartGrid(plots, self._content, prefs=self._session.prefs)
             self.grid.set_smoothing(self.smoothing.currentData())
             self.grid.run_name = "comparison"

@@ -255,7 +255,7 @@ class ChartGrid(TabArea):
                 if any(trace.has_data for trace in plot.traces):
                     self._write(plot, folder / self._file_name(plot, format), format)
                     written += 1
-            self.reported.emit(f"Saved {written} charts in {folder.name}.")
+            self.reported.emit(f"Saved {counted(written, 'chart')} in {folder.name}.")
 
     def _write(self, plot: Plot, path: Path, format: Format) -> None:
         shown, height = max(self.plots, key=QWidget.isVisible), plot.minimumHeight()

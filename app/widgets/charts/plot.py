@@ -123,7 +123,7 @@ class Plot(QFrame):
     def __init__(self, title: str, axis: str = "", unit: str = "", help: str = "", section: str = "") -> None:
         super().__init__()
         self.title, self.axis, self.unit, self.help, self.section = title, axis, unit, help, section
-        self.is_built = False
+        self.is_built, self.leads_to_completions = False, True
         self.traces: Sequence[Trace] = ()
         self.marks: Sequence[Mark] = ()
         self.hidden: set[str] = set()
@@ -328,7 +328,8 @@ class Plot(QFrame):
         for action in menu.actions():
             action.setEnabled(has_data)
         menu.addSeparator()
-        add("Completions of this step", lambda: self.step_chosen.emit(self.step), enabled=self.step is not None)
+        if self.leads_to_completions:
+            add("Completions of this step", lambda: self.step_chosen.emit(self.step), enabled=self.step is not None)
         toggle_log = partial(self.set_log, not self._log_wanted)
         add("Logarithmic axis", toggle_log, enabled=has_data and self.can_be_log, ticked=self.is_log)
         add("Show all steps", lambda: self.zoomed.emit(None), enabled=self.span is not None)

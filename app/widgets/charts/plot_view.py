@@ -99,14 +99,14 @@ class StepAxis(pg.AxisItem):
 
     def __init__(self) -> None:
         super().__init__("bottom")
-        self.steps, self.is_low = StepScale(), False
+        self.steps, self.is_low, self._unit = StepScale(), False, ""
 
     def show_range(self, length: float) -> None:
         size, unit = next((row for row in TIME_UNITS if length >= 3 * row[0]), TIME_UNITS[-1])
         self.setScale(1 / size if self.steps.is_time else 1)
-        title = f"{self.steps.title}, {unit}" if self.steps.is_time else self.steps.title
-        if title != self.labelText:
-            self.setLabel(title, **self.labelStyle)
+        self._unit = f" {unit}" if self.steps.is_time else ""  # at the ticks, as a low plot has no title
+        if self.steps.title != self.labelText:
+            self.setLabel(self.steps.title, **self.labelStyle)
 
     def showLabel(self, show: bool = True) -> None:
         super().showLabel(show and not self.is_low)  # pyqtgraph shows it whenever it changes
@@ -116,7 +116,7 @@ class StepAxis(pg.AxisItem):
         return [(spacing if self.steps.is_time else max(1.0, spacing), 0) for spacing, _ in levels[:1]]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        return [f"{round(value * scale, 6):,.12g}" for value in values]
+        return [f"{round(value * scale, 6):,.12g}{self._unit}" for value in values]
 
 
 class CurveItems:
