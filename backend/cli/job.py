@@ -75,7 +75,7 @@ def job(
         config = load(folder.config) if folder else given_settings(str(settings), runs_dir, allow_code)[0]
         machine = hub_jobs.choose(flavor)
         most = machine.usd_per_hour * timeout
-        cost = f"{machine.title}: ${machine.usd_per_hour:g} an hour, ${most:.2f} at most in {timeout:g} hours."
+        cost = f"{machine.title}: ${machine.usd_per_hour:.2f} an hour, ${most:.2f} at most in {timeout:g} hours."
         tell_error(cost)
         if not yes:
             if not sys.stdin.isatty():

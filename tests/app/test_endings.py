@@ -102,6 +102,13 @@ def test_stopped(window: Window, qtbot) -> None:
     assert buttons[0] == "Resume from step 20" and window.menus["resume"].isEnabled()
 
 
+def test_stopped_before_the_first_step(window: Window, qtbot) -> None:
+    folder = running(steps=0)
+    write_event(folder, "stopped", step=0, sentence="Stopped before its first step.")
+    shown(window, folder, qtbot, "stopped")
+    assert card(window)[2][1:] == ["Open folder"], "there is nothing to export, evaluate or chat with"
+
+
 def test_settings_of_a_failed_run(window: Window, qtbot) -> None:
     folder, asked = running(), list[str]()
     window.session.field_requested.connect(asked.append)

@@ -111,7 +111,7 @@ def test_a_job_is_a_run(
     hub.work = work
     result, run = submitted(config, "--timeout", "2.5")
     assert result.exit_code == 0, (result.output, result.exception)
-    assert "Nvidia T4 - small: $0.4 an hour, $1.00 at most in 2.5 hours." in result.stderr
+    assert "Nvidia T4 - small: $0.40 an hour, $1.00 at most in 2.5 hours." in result.stderr
     job, (asked,) = read_job(run), (each.spec for each in hub.jobs.values())
     assert job is not None and (job.owner, job.flavor, job.usd_per_hour * job.timeout_h) == ("someone", "t4-small", 1.0)
     assert asked["timeoutSeconds"] == 9000 and asked["secrets"] == {"HF_TOKEN": TOKEN}

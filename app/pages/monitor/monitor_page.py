@@ -272,7 +272,8 @@ class MonitorPage(QWidget):
             show(f"Finished: {effort(run)}", "good", sentence, advice, changes(run), actions)
         elif run.state == "stopped":
             sentence = str(ending.get("sentence") or "Stopped; everything is saved.")
-            actions = [*([] if is_remote else [resume]), export, chat, evaluate, open_folder]
+            results = [export, chat, evaluate] if run.step else []
+            actions = [*([] if is_remote else [resume]), *results, open_folder]
             self.verdict.setToolTip(sentence)
             advice = "" if self._is_low else sentence
             show(f"Stopped: {effort(run)}", "muted", advice=advice, changes=changes(run), actions=actions)
