@@ -63,6 +63,7 @@ from backend.utils.disk import cause, require_room, writing
 from backend.utils.errors import UserError
 from backend.utils.files import last_lines, require_plain_files
 from backend.utils.hub_cache import local_folder
+from backend.utils.text import quote
 
 BATCH = 16  # held-out prompts per batch
 READ_BYTES = 1 << 20  # bytes to read from the end of completions.jsonl
@@ -137,6 +138,9 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     if format_.kind == "adapter" and trained.adapters is None:
         every = "Full fine-tuning changed every weight, so there is no adapter to export"
         raise UserError("format", f"{every}; choose another format.")
+    if format_.key == "adapter" and (whole := trained.whole_modules()):
+        modules = f"{quote(', '.join(whole), 60)} {'are' if len(whole) > 1 else 'is'} trained in full"
+        raise UserError("format", f"{modules}, which mlx-lm does not load with an adapter; export full or peft.")
     if format_.kind != "adapter":
         writer.kept_files(trained.tokenizer)  # for its UserError
     if held_out and format_.kind == "gguf":

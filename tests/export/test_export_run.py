@@ -225,6 +225,13 @@ def test_the_adapter_alone_is_what_mlx_lm_loads_and_names_its_base(trained_run: 
     assert f"DoRA adapters for the model {tmp_path / 'base'}," in (report.path / "README.md").read_text()
 
 
+def test_whole_modules_are_no_part_of_an_adapter_that_mlx_lm_loads(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", tiny_model(tmp_path / "base"), "lora", modules_to_save=["model.norm"])
+    sentence = "model.norm is trained in full, which mlx-lm does not load with an adapter; export full or peft."
+    with pytest.raises(UserError, match=f"^format: {sentence}$"):
+        export(RunFolder(tmp_path / "run"), "folder", "mine", folder=tmp_path, format="adapter")
+
+
 def add_checkpoint(run: RunFolder, step: int, score: float | None, factor: float, train_type: str) -> None:
     """A checkpoint whose trained arrays are the run's end times `factor`."""
     folder = run.checkpoints / f"{step:06d}"
