@@ -27,6 +27,7 @@ from backend.types import ToolCall, ToolResult
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.places import demo_config, resources
 from backend.vision.tokenizer import with_vision
+from benchmarks.loss_comparison import VARIANTS, measure
 from tests.support.small_run import events, notes, train_here
 
 DEMO, CALCULATOR, SHAPES = (resources() / name for name in ("demo", "calculator", "shapes"))
@@ -162,13 +163,12 @@ def test_the_demo_gains_thirty_points_within_four_minutes(which: tuple[str, ...]
 
 @pytest.mark.proof
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_demo_in_bfloat16_is_within_two_points_of_float32(seed: int, tmp_path: Path) -> None:
+def test_the_demo_in_bfloat16_is_within_two_points_of_float32(tmp_path: Path) -> None:
     """Full fine-tuning: the model computes in bfloat16, and what learns stays in float32. Ten minutes: this CPU's
     bfloat16 products run at a twentieth of the speed of its float32."""
     reached: dict[str, float] = {}
     for dtype in ("float32", "bfloat16"):
-        raw = read(demo_config()) | {"seed": seed, "dtype": dtype}
+        raw = read(demo_config()) | {"dtype": dtype}
         run = RunFolder(tmp_path / dtype)
         assert train_here(raw, run).kind == "finished"
         reached[dtype] = accuracy(parse(raw), run)
@@ -177,15 +177,13 @@ def test_the_demo_in_bfloat16_is_within_two_points_of_float32(seed: int, tmp_pat
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_every_loss_improves_the_held_out_reward(seed: int) -> None:
-    """`docs/algorithms.md` holds the figures; the demo's model begins at a held-out reward of about 1.24."""
-    from benchmarks.loss_comparison import VARIANTS, measure
-
-    for name, changes in VARIANTS.items():
-        measured = measure(changes, seed)
-        print(name, measured)
-        assert measured["reward_held_out"] > measured["reward_before"], name
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_loss_improves_the_held_out_reward(variant: str) -> None:
+    """`docs/algorithms.md` holds the figures for three seeds; the demo's model begins at a held-out reward of about
+    1.24."""
+    measured = measure(VARIANTS[variant], seed=0)
+    print(measured)
+    assert measured["reward_held_out"] > measured["reward_before"]
 
 
 PLAIN_SUM = '''
@@ -204,15 +202,13 @@ def plain(problem: Sum) -> str:
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_warm_up_teaches_what_grpo_alone_never_finds(seed: int, tmp_path: Path) -> None:
+def test_a_warm_up_teaches_what_grpo_alone_never_finds(tmp_path: Path) -> None:
     """Measured: GRPO alone stays at 0.00 in each step and on the test split."""
     (tmp_path / "plain_sum.py").write_text(PLAIN_SUM)
     for split in ("train", "valid", "test"):
         rows = [sum_.row() | {"completion": plain(sum_)} for sum_ in pools(0)[split]]
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    raw = read(demo_config()) | {"data": str(tmp_path), "seed": seed, "steps_per_eval": 0, "fuse": False}
+    raw = read(demo_config()) | {"data": str(tmp_path), "steps_per_eval": 0, "fuse": False}
     raw |= {"reward_functions": ["plain_sum"], "reward_weights": [], "reward_isolation": "thread"}
     raw |= {"reward_functions_file": str(tmp_path / "plain_sum.py"), "test": True, "test_batches": -1}
     raw |= {"batch_size": 16, "group_size": 4, "num_generations_eval": 1, "learning_rate": 2e-4}
