@@ -116,6 +116,8 @@ def test_a_judges_explanation_is_not_cut(qtbot, page: EvaluatePage, run: RunFold
 def test_start_and_show(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     assert [page.form.checkpoint.itemData(i) for i in range(page.form.checkpoint.count())] == ["end", "best", "4", "2"]
     page.form.checkpoint.setCurrentIndex(3)
+    page.form.limit.setText("0")
+    assert not page.form.button.isEnabled() and "between 1 and" in page.form.problem.text(), "it evaluated all"
     page.form.limit.setText("64")
     qtbot.mouseClick(page.form.button, Qt.MouseButton.LeftButton)
     (process,) = ProcessByHand.made

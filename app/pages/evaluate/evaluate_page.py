@@ -104,7 +104,7 @@ class EvaluationForm(QWidget):
         options = ["--data", data] if data else ["--split", self.split.currentData()]
         options += ["--checkpoint", str(self.checkpoint.currentData() or "end")]
         for flag, line in (("--n", self.completions), ("--limit", self.limit)):
-            options += [flag, str(int(line.text()))] if line.hasAcceptableInput() else []
+            options += [flag, str(int(line.text()))] if line.text() else []
         return options
 
 
@@ -155,7 +155,8 @@ class EvaluatePage(QWidget):
         self.rows.selectionModel().currentRowChanged.connect(lambda now, _: now.isValid() and self._show_row(now.row()))
         evaluations.listed_changed.connect(self._show_listed)
         connect(self._show_rows, self.kind.chosen, evaluations.rows_changed)
-        connect(self._show_running, evaluations.running_changed, session.run_state_changed)
+        typed = self.form.completions.textChanged, self.form.limit.textChanged
+        connect(self._show_running, evaluations.running_changed, session.run_state_changed, *typed)
         session.run_changed.connect(self._on_run_changed)
         self._on_run_changed()
 
@@ -205,6 +206,9 @@ class EvaluatePage(QWidget):
             return "A run is training and needs the memory; evaluate once it has ended."
         if (run := self.session.run) is not None and not checkpoint_steps(run.folder):
             return "This run has no checkpoint yet."
+        for line in (self.form.completions, self.form.limit):
+            if line.text() and not line.hasAcceptableInput():
+                return f"{line.accessibleName()} must be between 1 and 1,000,000."
         return ""
 
     def _show_running(self) -> None:
