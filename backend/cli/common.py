@@ -195,9 +195,10 @@ def stdout_is_log(folder: RunFolder) -> bool:
 
 
 def _folder(path: Path | None) -> Path | None:
-    """Expand ~ in a folder option. Raises typer's BadParameter, since options are parsed before the verb starts."""
+    """A folder option as an absolute path, since children have another working directory. Raises typer's BadParameter,
+    as options are parsed before the verb starts."""
     try:
-        return None if path is None else user_path(str(path), "runs_dir")
+        return None if path is None else user_path(str(path), "runs_dir", Path.cwd())
     except UserError as error:
         raise typer.BadParameter(error.faults[0].sentence) from None
 

@@ -183,6 +183,16 @@ def test_the_state_of_a_run_stays_in_a_narrow_terminal(
     assert ("Qwen3-0.6B-lora-grpo-2026-11-22-101112" in shown) == (columns == "80")
 
 
+def test_a_relative_folder_of_runs_is_one_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of `queue run` looked for it below their own folders, where their processes work, and failed."""
+    monkeypatch.chdir(tmp_path)
+    all_runs = Mock(return_value=[])
+    monkeypatch.setattr("backend.cli.runs.all_runs", all_runs)
+    call("runs", "--runs-dir", "mine")
+    monkeypatch.setenv(places.RUNS_VARIABLE, "others")
+    assert all_runs.call_args.args == (tmp_path / "mine",) and places.runs_folder() == tmp_path / "others"
+
+
 def test_a_line_of_progress_has_its_units_after_the_numbers() -> None:
     console = new_console(file=io.StringIO(), width=80)
     metrics = {"reward": 1.5, "reward_std": 0.2, "time/step": 0.2234, "peak_memory_gb": 3.0}
