@@ -137,6 +137,15 @@ def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
         return DownloadPlan(repo_id, repo_type, str(info.sha), sizes, hashes)
 
 
+def is_newest(folder: Path, repo_id: str) -> bool:
+    """True if this folder of the cache has all files of a model's newest or named revision, or nobody can say."""
+    try:
+        newest = plan(repo_id, "model")
+    except UserError:
+        return True
+    return newest.commit == folder.name and all((folder / name).exists() for name in newest.files)
+
+
 def check_reachable(repo_id: str, repo_type: RepoType, setting: str = "") -> None:
     """Raise UserError within seconds if a repository is unreachable."""
     with hub_errors(repo_id, repo_type, setting):

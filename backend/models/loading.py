@@ -30,7 +30,7 @@ from backend.models.model_folder import check_arrays, check_config
 from backend.models.tokenizers import is_panic, load_tokenizer
 from backend.runs.start_progress import DownloadListener, telling
 from backend.utils.errors import UserError
-from backend.utils.hub_cache import local_folder, split_revision
+from backend.utils.hub_cache import local_folder
 from backend.utils.text import quote, reason_of
 
 TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?|^(?=lm_head\.)")
@@ -110,16 +110,17 @@ def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
 
 
 def fetch(name: str, setting: str) -> Path:
-    """Folder of a model, downloaded if it is not here. Raises UserError."""
+    """Folder of a model, downloaded if it, or its newest revision, is not here. Raises UserError."""
     source = model_source(name, setting)
     folder = local_folder(source)
     with loading(name, setting), hub_errors(source, "model", setting):
         if folder is not None and folder == Path(source):
             return folder
-        if folder is None or not any(folder.glob("*.safetensors")) or is_incomplete(folder):
-            listener = DownloadListener(f"Fetching the model {quote(source, 60)}")
-            return hub.download(source, "model", listener, setting=setting, waits=True)
-        return mlx_lm_utils._download(*split_revision(source), [*hub.DOWNLOADED["model"]])  # into the Hub's cache
+        is_whole = folder is not None and any(folder.glob("*.safetensors")) and not is_incomplete(folder)
+        if folder is not None and is_whole and hub.is_newest(folder, source):
+            return folder
+        listener = DownloadListener(f"Fetching the model {quote(source, 60)}")
+        return hub.download(source, "model", listener, setting=setting, waits=True)
 
 
 def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:

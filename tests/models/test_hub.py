@@ -182,6 +182,27 @@ def test_a_stop_ends_the_download_of_a_run_s_model(hub: HubStandIn, kind: str):
     assert lines == ["Fetching the model someone/tiny…"] * 2
 
 
+def test_a_stop_ends_the_download_of_a_newer_revision(hub: HubStandIn):
+    older = fetch("someone/tiny", "model")
+    files = FILES | {"model.safetensors": BIG[::-1]}
+    hub.repos["models"]["someone/tiny"] = replace(MODELS["tiny"], files=files, head="2" * 40)
+
+    def look() -> None:
+        if hub.sent["model.safetensors"] > len(BIG) + 50_000:
+            raise StopPending
+
+    with with_stop_check(look), pytest.raises(StopPending):
+        fetch("someone/tiny", "model")
+    newer = fetch("someone/tiny", "model")
+    assert newer != older and (newer / "model.safetensors").read_bytes() == BIG[::-1]
+    (newer / "tokenizer_config.json").unlink()  # as where another program has loaded a part
+    assert fetch("someone/tiny", "model") == newer and (newer / "tokenizer_config.json").exists()
+    sent = hub.sent.copy()
+    assert fetch("someone/tiny", "model") == newer and hub.sent == sent
+    hub.down = True
+    assert fetch("someone/tiny", "model") == newer
+
+
 def test_the_download_of_a_run_s_model_says_how_far_it_is(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     lines: list[str] = []
     monkeypatch.setattr(our_hub, "PROGRESS_S", 0.0)
