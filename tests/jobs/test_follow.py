@@ -76,7 +76,7 @@ def events(run: RunFolder, *kinds: str) -> list[dict[str, Any]]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.05)
