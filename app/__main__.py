@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.pages import PAGES, read_ahead
 from backend.utils import places
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.errors import UserError
@@ -25,7 +26,6 @@ NO_DISPLAY = "No display was found, so the demo runs here in the terminal."
 DESKTOP_FILE = "grpo-studio"  # our .desktop file on Linux: Wayland takes the icon of a window from there
 SCREENSHOT_MS = 900
 LONGEST_READ_S = 60.0
-FIRST_SIZE = "1280x800"
 READ_AHEAD_MS = 300
 """Delay of imports and of showing the last run, after the first paint. A busy thread would slow the form's building."""
 UPDATES_MS = 5000
@@ -60,10 +60,10 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("grpo-studio", description="Fine-tune a language model with GRPO.")
     parser.add_argument("config", nargs="?", type=Path, help="a YAML config to open")
-    parser.add_argument("--page", default="", help="the page to show first")
+    parser.add_argument("--page", choices=[page.key for page in PAGES], help="the page to show first")
     parser.add_argument("--runs-dir", help="where runs are kept")
     parser.add_argument("--theme", choices=("system", "light", "dark"))
-    parser.add_argument("--size", metavar="WxH", help="size of the window in pixels, such as 1280x800")
+    parser.add_argument("--size", metavar="WxH", type=size, help="size of the window in pixels, such as 1280x800")
     parser.add_argument("--screenshot", type=Path, metavar="PNG", help="draw the page into a picture and quit")
     parser.add_argument(
         "--selftest", action="store_true", help="try everything that training and the window need, and quit"
@@ -76,6 +76,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if options.report and not options.selftest:
         parser.error("--report belongs to --selftest")
     return options
+
+
+def size(text: str) -> tuple[int, int]:
+    width, height = text.lower().split("x")
+    return int(width), int(height)
 
 
 def has_display() -> bool:
@@ -95,11 +100,10 @@ def show_window(options: argparse.Namespace) -> int:
     from app import theme
     from app.crash_catcher import CrashCatcher
     from app.desktop import FileOpener
-    from app.pages import read_ahead
     from app.state.prefs import Prefs
     from app.state.session import Session
     from app.widgets.basic.icons import app_icon
-    from app.window import NAME, Window
+    from app.window import FIRST_SIZE, NAME, Window
 
     # In Qt's event loop Python never sees Ctrl+C. The form is autosaved and the trainer is detached, so just end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -114,7 +118,7 @@ def show_window(options: argparse.Namespace) -> int:
     theme.apply(app, options.theme or session.prefs.theme)
     window = Window(session)
     if options.size or options.screenshot:  # the screen of a screenshot is none, and does not limit it
-        window.resize(*(int(side) for side in (options.size or FIRST_SIZE).lower().split("x")))
+        window.resize(*(options.size or FIRST_SIZE))
     session.restore()
     if options.config:
         session.load_config(options.config)
@@ -193,11 +197,12 @@ def save_screenshot(app: QApplication, window: Window, path: Path) -> None:
             # Once more after it was read: its charts are drawn one after the other.
             QTimer.singleShot(SCREENSHOT_MS, lambda: save_when_read(is_read))
             return
-        window.grab().save(str(path))
+        if not (is_saved := window.grab().save(str(path))):
+            print(f"{path} cannot be written.", file=sys.stderr)
         # quit() would close the window, which asks about a live run. One still shown at the end of the interpreter is
         # hidden by Qt then, and its Python methods are called without Python.
         window.hide()
-        app.exit()
+        app.exit(0 if is_saved else 2)
 
     # Where nothing has to be read, the page has had its time by then.
     QTimer.singleShot(SCREENSHOT_MS, lambda: save_when_read(window.session.run is None))

@@ -335,6 +335,9 @@ def test_problems_of_a_file_are_mended_in_their_panel(page: TrainPage, tmp_path:
     file.write_text("model: [")
     page.session.load_config(file)
     qtbot.waitUntil(lambda: panel.title.text() == "bad.yaml was not opened")
+    assert not panel.open_button.isHidden()
+    page.session.load_config(tmp_path / "gone.yaml")
+    qtbot.waitUntil(panel.open_button.isHidden)
 
 
 def test_choice_that_is_always_refused_is_listed_where_a_file_has_it(page: TrainPage):

@@ -441,3 +441,10 @@ def test_an_override_that_fails_ends_no_window(qtbot: PatientQtBot):
     stack.show()
     with pytest.raises(TypeError, match="not supported between"):
         stack.setCurrentWidget(page)
+
+
+@pytest.mark.parametrize("words", [["--page", "foo"], ["--size", "100"], ["--size", "axb"]])
+def test_a_wrong_option_is_one_message(words: list[str], capsys):
+    with pytest.raises(SystemExit) as ended:
+        start.main(words)
+    assert ended.value.code == 2 and f"argument {words[0]}: invalid" in capsys.readouterr().err

@@ -33,6 +33,7 @@ from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import other_names
 from backend.config.setting import Setting
 from backend.utils.errors import ConfigProblem
+from backend.utils.files import exists
 
 WIDTH, NARROW_WIDTH = 312, 272
 """Width of the column in pixels before scaling: usual, and in a narrow page."""
@@ -258,6 +259,7 @@ class FileProblemsPanel(QFrame):
         if found is None or not (found.refusal or found.unread or in_file):
             self.hide()
             return list(problems)
+        self.open_button.setVisible(exists(found.path))
         count = len(found.unread)
         self.title.setText(f"{found.path.name} was not opened" if found.refusal else f"Problems in {found.path.name}")
         told = f"{counted(count, 'setting')} could not be read. The rest is in the form." if count else ""
