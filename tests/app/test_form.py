@@ -277,14 +277,16 @@ def test_every_field_says_what_it_is_whole(qtbot, window: Window, session: Sessi
     page = window.pages["train"]
     page.build_all()
     page.density.choose("all")
-    shown = [field for field in page.form.fields.values() if field.isVisible()]
-    assert len(shown) > 120
-    qtbot.waitUntil(lambda: page.form.page.width() == page.form.viewport().width())
-    for field in shown:
-        needed = field.hint.fontMetrics().horizontalAdvance(field.hint.text())
-        assert needed <= field.hint.width(), f"the hint of {field.setting.key} is cut"
-        if isinstance(field.control, QLineEdit | QPlainTextEdit) and field.value() in ("", None, [], {}):
-            assert field.control.placeholderText(), f"{field.setting.key} does not say what empty means"
+    for changes in ({}, {"use_speculative_decoding": True, "warmup_steps": 2}, {"train_mode": "distill"}):
+        session.draft.update(changes)
+        shown = [field for field in page.form.fields.values() if field.isVisible()]
+        assert len(shown) > 110
+        qtbot.waitUntil(lambda: page.form.page.width() == page.form.viewport().width())
+        for field in shown:
+            needed = field.hint.fontMetrics().horizontalAdvance(field.hint.text())
+            assert needed <= field.hint.width(), f"the hint of {field.setting.key} is cut"
+            if isinstance(field.control, QLineEdit | QPlainTextEdit) and field.value() in ("", None, [], {}):
+                assert field.control.placeholderText(), f"{field.setting.key} does not say what empty means"
 
 
 def test_changed_settings_are_chips(page: TrainPage):
