@@ -2,16 +2,17 @@
 
 from typing import Any
 
-from PySide6.QtCore import QEvent, QRect, QRectF, QRegularExpression, Qt
-from PySide6.QtGui import QKeyEvent, QPainter, QPen, QRegularExpressionValidator
+from PySide6.QtCore import QEvent, QRect, QRectF, Qt
+from PySide6.QtGui import QKeyEvent, QPainter, QPen
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app import theme
 from app.widgets.basic.controls import CHECK_BOX, NumberEdit, draw_check_box
+from app.widgets.basic.number_format import finite
 from app.widgets.basic.tables import CHECKED, Index, is_ticked, toggle_tick
-from app.widgets.form.value_text import number_text
+from app.widgets.form.value_text import float_value, number_text, number_value
 
-DECIMALS = 3
+DECIMALS = 3  # after a step by an arrow key: no 0.30000000000000004
 
 
 class TickDelegate(QStyledItemDelegate):
@@ -48,10 +49,8 @@ class WeightEdit(NumberEdit):
 
     def weight(self) -> float | None:
         """The weight as typed, None while it is not a number."""
-        try:
-            return round(float(self.text().replace("−", "-")), DECIMALS)
-        except ValueError:
-            return None
+        value = number_value(self.text(), is_integer=False)
+        return finite(float_value(value.replace(",", ".")) if isinstance(value, str) else value)
 
 
 class WeightDelegate(QStyledItemDelegate):
@@ -72,9 +71,7 @@ class WeightDelegate(QStyledItemDelegate):
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
         name = f"Weight of {index.data(Qt.ItemDataRole.AccessibleDescriptionRole)}"
-        edit = WeightEdit(parent=parent, name=name, minimumWidth=0, alignment=Qt.AlignmentFlag.AlignRight)
-        edit.setValidator(QRegularExpressionValidator(QRegularExpression(r"[-−]?\d{0,3}(\.\d{0,3})?"), edit))
-        return edit
+        return WeightEdit(parent=parent, name=name, minimumWidth=0, alignment=Qt.AlignmentFlag.AlignRight)
 
     def updateEditorGeometry(self, editor: QWidget, option: Any, index: Index) -> None:
         gap = 5 if option.rect.height() > theme.scaled(32) else 1

@@ -401,6 +401,15 @@ def test_a_function_that_is_not_there_keeps_its_row(page: TrainPage):
     assert "gone" not in [name for name, *_ in rows(page)], "another form"
 
 
+@pytest.mark.parametrize(
+    ("typed", "weight"), [("0,5", 0.5), ("1e-3", 0.001), ("−2", -2.0), ("1,500", 1500.0), ("inf", None), ("2 x", None)]
+)
+def test_a_weight_is_what_was_typed_or_nothing(qtbot, typed: str, weight: float | None):
+    edit = qtbot.show(WeightEdit())
+    edit.insert(typed)  # keyClicks types no −
+    assert (edit.text(), edit.weight()) == (typed, weight)
+
+
 @pytest.fixture
 def search(qtbot) -> SettingSearch:
     return qtbot.show(SettingSearch(list(SETTINGS.values())))
