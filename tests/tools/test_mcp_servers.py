@@ -169,11 +169,11 @@ def test_tools_of_a_server_are_listed_and_called(transport: str, request: pytest
 
 
 def test_slow_calls_end_and_conversations_run_side_by_side(stdio: McpServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stdio, "_timeout_s", 0.3)
+    monkeypatch.setattr(stdio, "_timeout_s", 1.0)
     began = time.monotonic()
     first, *_, last = run(stdio, *[[("wait", {"seconds": 20})]] * 8, [("echo", {"text": "a"})])
-    assert time.monotonic() - began < 2 and last[0].content == "a"
-    assert first[0].content == ERROR % "wait was still running after 0.3 s (tool_timeout)"
+    assert time.monotonic() - began < 6 and last[0].content == "a"
+    assert first[0].content == ERROR % "wait was still running after 1 s (tool_timeout)"
 
 
 def test_stopped_rollout_gives_no_results_to_the_next(stdio: McpServers) -> None:
