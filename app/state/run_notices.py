@@ -14,8 +14,9 @@ from backend.config.config import SETTINGS
 from backend.runs.archive import averaging_window, first_and_last_means
 from backend.runs.metric_names import MEASURES
 from backend.runs.run_names import name_of
-from backend.runs.steering import STEERABLE
+from backend.runs.steering import changed
 from backend.trainer.health.watch import Episode, reported
+from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
@@ -120,6 +121,13 @@ def note_text(note: Mapping[str, Any]) -> str:
     return quote(note.get("sentence") or "", LONGEST_NOTE)
 
 
+def _may_change(run: Run, settings: Mapping[str, Any]) -> bool:
+    try:
+        return bool(changed(run.settings_now()[0], settings, run.step))
+    except UserError:  # fixed in every run, or in one that began as this one
+        return False
+
+
 def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> None:
     """Apply settings in the live run if they can change there, else in the form, with the other settings of a run
     that the form did not start. Raises UserError."""
@@ -128,7 +136,7 @@ def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> N
         return f"{value:g}" if isinstance(value, float) else f"“{value}”" if isinstance(value, str) else str(value)
 
     labels = ", ".join(f"{SETTINGS[key].label} {shown(value)}" for key, value in settings.items())
-    if run is not None and run.state in ("running", "paused") and set(settings) <= set(STEERABLE):
+    if run is not None and run.state in ("running", "paused") and _may_change(run, settings):
         run.change(settings)
         session.message.emit(f"Asked for {labels}, from the next step on.")
     elif run is None or session.is_launched(run.folder):

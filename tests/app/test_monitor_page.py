@@ -449,6 +449,9 @@ def test_do_it(page: MonitorPage, show_run, tmp_path: Path) -> None:
     assert told[-1].startswith("These are the settings of ") and told[-1].endswith(", with Group 16.")
     session.draft.history.undo()
     assert session.draft.value("group_size") == 32 and session.draft.value("learning_rate") == before
+    session.run.config.update({"train_type": "full", "beta": 0.0})
+    take_up(session, session.run, {"beta": 0.02})
+    assert session.draft.value("beta") == 0.02, "a full fine-tuning that began without a reference stays without one"
 
 
 def test_the_card_acts_for_the_run_on_show(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
