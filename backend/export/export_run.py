@@ -95,6 +95,13 @@ class ExportedModel:
     notes: tuple[str, ...] = ()
     original: str | None = None  # the model that the weights are of, where it is not the run's own
 
+    @property
+    def rounding(self) -> str:
+        """A warning where rounding has removed much of what training did, or ""."""
+        lost = self.verification.lost or 0.0
+        moved = f"Rounding has moved its logits by {lost:.0%} of what training did; more bits keep more."
+        return moved if lost > NOTICEABLE_LOSS else ""
+
     def sentences(self) -> list[str]:
         checked, sentences = self.verification, list[str]()
         if not checked.max_error:
@@ -104,10 +111,7 @@ class ExportedModel:
                 f"Loaded back, its logits differ from the trained model's by {checked.max_error:.2g} at most, and the "
                 f"log-probability of a token of the run's completions by {checked.nats:.2g} nats on average."
             )
-        if checked.lost is not None and checked.lost > NOTICEABLE_LOSS:
-            moved = f"Rounding has moved its logits by {checked.lost:.0%} of what training did"
-            sentences.append(f"{moved}; more bits keep more.")
-        sentences += self.notes
+        sentences += filter(None, [self.rounding, *self.notes])
         if (found := self.held_out) is not None:
             error = f" ± {found.error:.2g}" if found.error else ""
             prompts = f"{found.prompts} prompt{'s' * (found.prompts != 1)} of the {found.split} split"
@@ -198,11 +202,6 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     return ExportedModel(place, target, format_.key, size, verification, difference, notes, of)
 
 
-def fuse_run(run: RunFolder) -> Path:
-    """Write the full model into fused/. Free the policy first, or its arrays are in memory twice. As `export_run`."""
-    return export_run(run, Export("folder", run.name, overwrite=True)).path
-
-
 def _needed_bytes(trained: TrainedWeights, format_: ExportFormat) -> int:
     adapters = 2 * trained.adapters.arrays.stat().st_size if trained.adapters else 0
     if format_.kind == "adapter":
@@ -269,9 +268,12 @@ def exports(config: Config) -> bool:
 
 
 def export_finished(config: Config, run: RunFolder, event_log: EventLog) -> None:
-    """Export a finished run as configured. A problem with LM Studio is only noted."""
+    """Export a finished run as configured. A problem with LM Studio is only noted. Free the policy first, or its arrays
+    are in memory twice."""
     if config.fuse and config.train_type != "full":
-        fuse_run(run)
+        fused = export_run(run, Export("folder", run.name, overwrite=True))
+        if fused.rounding:
+            event_log.write("note", level="warning", sentence=f"The model is in fused/. {fused.rounding}")
     if not config.lm_studio_name:
         return
     try:

@@ -157,7 +157,9 @@ def _number(array: mx.array) -> float:
 
 
 def answer_logits(open_: OpenModel, tokens: list[TokenizedSample]) -> Iterator[mx.array]:
-    """Per sample the logits [compared, V], float32, of its compared tokens, computed layer by layer to save memory."""
+    """Per sample the logits [compared, V], float32, of its compared tokens, computed layer by layer to save memory.
+    Their mean is 0: a shift of all logits changes no probability, and where embeddings share a direction, rounding
+    shifts them by more than their spread."""
     longest, most = max(len(sample.ids) for sample in tokens), max(sample.compared for sample in tokens)
     # Padded on the right, where no earlier token sees it.
     tokens_BL = mx.array([sample.ids + [0] * (longest - len(sample.ids)) for sample in tokens])
@@ -184,7 +186,8 @@ def answer_logits(open_: OpenModel, tokens: list[TokenizedSample]) -> Iterator[m
     if not is_selected:
         logits = mx.take_along_axis(logits, position_BP[..., None], axis=1)
     for logits_PV, sample in zip(logits, tokens, strict=True):
-        yield logits_PV[: sample.compared].astype(mx.float32)
+        answered_PV = logits_PV[: sample.compared].astype(mx.float32)
+        yield answered_PV - mx.mean(answered_PV, axis=-1, keepdims=True)
 
 
 def _free_after_use(layer: nn.Module, reopened: Callable[[], nn.Module]) -> None:

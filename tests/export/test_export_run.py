@@ -8,7 +8,8 @@ import shutil
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,7 +23,7 @@ from safetensors.numpy import save
 
 from backend.config import config as spec_config
 from backend.export import export_run, trained_weights, verify
-from backend.export.export_run import Export, ExportedModel, fuse_run, run_weights
+from backend.export.export_run import Export, ExportedModel, export_finished, run_weights
 from backend.export.exports import FORMATS, Progress, exported_bytes, silent
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
@@ -35,6 +36,10 @@ TrainedRun = Callable[..., tuple[RunFolder, mx.array]]
 
 def export(run: RunFolder, to: str, name: str, progress: Progress = silent, **how: Any) -> ExportedModel:
     return export_run.export_run(run, Export(to, name, **how), progress)
+
+
+def fuse_run(run: RunFolder) -> Path:
+    return export(run, "folder", run.name, overwrite=True).path
 
 
 @pytest.fixture(scope="module")
@@ -344,6 +349,42 @@ def test_verification_refuses_a_wrong_tensor(trained_run: TrainedRun, tmp_path: 
     mx.save_safetensors(str(out / "model.safetensors"), weights, metadata={"format": "mlx"})
     with pytest.raises(RuntimeError, match="does not answer like the run's"):
         verify.verify_folder(out, tokenizer, reference, lambda: trained_weights.open_model(out)[0])
+
+
+def test_a_shift_of_all_logits_is_no_difference(tmp_path: Path) -> None:
+    """Where embeddings share a direction, rounding shifts all logits of a token, by more than their spread."""
+
+    class Fixed(nn.Module):
+        def __init__(self, logits_BLV: mx.array) -> None:
+            super().__init__()
+            self.logits_BLV = logits_BLV
+
+        def __call__(self, tokens_BL: mx.array) -> mx.array:
+            return self.logits_BLV
+
+    logits_BLV = mx.random.normal((2, 8, 32), key=mx.random.key(0))
+    shift_BL1, noise_BLV = (mx.random.normal((2, 8, size), key=mx.random.key(1)) for size in (1, 32))
+    tokens = [verify.TokenizedSample([*range(8)], 4)] * 2
+    reference = verify.Reference(
+        [], tokens, list(verify.answer_logits(lambda: Fixed(logits_BLV), tokens)), None, tolerance=0.1
+    )
+    assert verify.compare(tmp_path, reference, lambda: Fixed(logits_BLV + 5 * shift_BL1)).max_error < 1e-5
+    with pytest.raises(RuntimeError, match="does not answer like the run's"):
+        verify.compare(tmp_path, reference, lambda: Fixed(logits_BLV + noise_BLV))
+
+
+def test_a_finished_run_warns_that_rounding_removed_training(
+    quick_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[dict[str, Any]] = []
+    log = SimpleNamespace(write=lambda kind, **fields: found.append(fields))
+    for lost in (0.05, 0.4):
+        verification = verify.Verification(1.0, 0.1, 1.0, lost)
+        monkeypatch.setattr(export_run, "verify_folder", lambda *_, verification=verification: verification)
+        export_finished(spec_config.load(quick_run.config), quick_run, cast("Any", log))
+    assert [note["sentence"] for note in found] == [
+        "The model is in fused/. Rounding has moved its logits by 40% of what training did; more bits keep more."
+    ]
 
 
 @pytest.mark.parametrize("has_setting", [False, True])
