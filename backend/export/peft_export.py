@@ -16,6 +16,7 @@ from backend.utils.errors import UserError
 from backend.utils.hub_cache import split_revision
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"  # transformers' names of the embedding and output layer
+MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # of whose layers peft refuses out_proj
 MERGE_INSTEAD = "choose another format, which merges the adapter into the weights"
 
 
@@ -72,6 +73,8 @@ def _check_names(original: OriginalFiles, adapters: Mapping[str, LowRank], trace
             raise UserError("format", f"{odd}; {MERGE_INSTEAD}.")
         for run in traced[array]:
             module = run.original.removesuffix(".weight")
+            if module.endswith(".out_proj") and original.config.get("model_type") in MAMBA:
+                raise UserError("format", f"peft refuses adapters of Mamba's {module}; {MERGE_INSTEAD}.")
             # transformers 5 holds experts, and the layer that chooses among them, as parameters.
             if any(name.startswith(f"{module.rpartition('.')[0]}.experts.") for name in original.shapes):
                 raise UserError("format", f"transformers has no linear layer {module} for an adapter; {MERGE_INSTEAD}.")

@@ -142,6 +142,10 @@ def test_what_peft_has_no_adapter_for_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "router", base, lora_keys=["block_sparse_moe.gate"])
     with pytest.raises(UserError, match=r"no linear layer model\.layers\.0\.block_sparse_moe\.gate"):
         export(RunFolder(tmp_path / "router"), "peft")
+    mamba = as_published(tiny_model(tmp_path / "mamba", "mamba", layers=1))
+    write_run(tmp_path / "mixer", mamba, lora_keys=["mixer.in_proj", "mixer.out_proj"])
+    with pytest.raises(UserError, match="peft refuses adapters of Mamba's .*mixer.out_proj"):
+        export(RunFolder(tmp_path / "mixer"), "peft")
     assert not (tmp_path / "mine").exists()
     write_run(tmp_path / "attention", base, lora_keys=["self_attn.q_proj"])
     assert export(RunFolder(tmp_path / "attention"), "peft").verification.max_error < 1e-4
