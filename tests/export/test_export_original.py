@@ -144,7 +144,7 @@ def test_what_peft_has_no_adapter_for_is_refused(tmp_path: Path) -> None:
         export(RunFolder(tmp_path / "router"), "peft")
     mamba = as_published(tiny_model(tmp_path / "mamba", "mamba", layers=1))
     write_run(tmp_path / "mixer", mamba, lora_keys=["mixer.in_proj", "mixer.out_proj"])
-    with pytest.raises(UserError, match="peft refuses adapters of Mamba's .*mixer.out_proj"):
+    with pytest.raises(UserError, match="peft refuses adapters of Mamba's "):
         export(RunFolder(tmp_path / "mixer"), "peft")
     assert not (tmp_path / "mine").exists()
     write_run(tmp_path / "attention", base, lora_keys=["self_attn.q_proj"])

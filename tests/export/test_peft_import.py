@@ -160,7 +160,7 @@ SHAPES = {"gate.weight": (3, 4), "up.weight": (2, 4), "qk.weight": (5, 4)}
 
 def fused(tmp_path: Path, layers: Mapping[str, LowRank]) -> Mapping[str, Any]:
     settings = read_settings(write_peft(tmp_path / "peft", {}, target_modules=".*") / "adapter_config.json")
-    return carried_adapter(PeftAdapter(settings, layers, {}), Origin(SHAPES, JOINED, None, False), Fused()).layers
+    return carried_adapter(PeftAdapter(settings, layers, {}, {}), Origin(SHAPES, JOINED, None, False), Fused()).layers
 
 
 def random_layer(rows: int, rank: int, scale: float = 2.0) -> LowRank:
@@ -196,6 +196,16 @@ def test_a_whole_module_in_32_bits_is_compared_in_the_type_of_its_model(tmp_path
     assert mx.array_equal(
         stored(imported.path / "adapters.safetensors")["lm_head.weight"], stored(folder / ARRAYS)[head]
     )
+
+
+def test_an_output_layer_s_adapter_comes_with_its_weight(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base", "llama", tie=False)
+    folder = write_peft(tmp_path / "peft", {"lm_head": (320, HIDDEN, 4)})
+    own = stored(base / "model.safetensors")["lm_head.weight"].astype(mx.float16)  # as peft saves it
+    with_array("lm_head.base_layer.weight", own)(folder)
+    imported = import_adapter(folder, str(base), tmp_path / "mlx")
+    assert imported.verification is not None and imported.verification.max_error < 1e-4
+    assert "lm_head.lora_a" in stored(imported.path / "adapters.safetensors")
 
 
 def arrays(change: Callable[[dict[str, mx.array]], object]) -> Callable[[Path], object]:
@@ -236,6 +246,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         "adapter of model.embed_tokens is of a kind that mlx-lm has nothing for",
     ),
     "whole numbers": (arrays(lambda held: held.update({A: held[A].astype(mx.int32)})), "as I32, which is no float"),
+    "another base": (with_array(f"{Q}.base_layer.weight", mx.zeros((32, 32))), f"{Q}.weight was trained beside"),
     "bias": (with_array(f"{Q}.base_layer.bias", mx.zeros(32)), f"{Q}.bias was trained beside"),
     "whole module": (with_array("score.weight", mx.zeros(32)), "score.weight was trained as a whole"),
     "half of a tied pair": (with_array("model.embed_tokens.weight", mx.zeros((320, 32))), "both are one array"),
