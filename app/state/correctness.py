@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from app.state.run import Run, reward_entries
+from backend.config.config import SETTINGS
 from backend.rewards.catalogue import RewardCall, find_call
 from backend.runs.completion_rows import listed_completions, scores_of
 from backend.runs.run_folder import RunFolder, modified_at
@@ -84,7 +85,7 @@ def largest_reward(run: Run) -> float | None:
     weights = run.config.get("reward_weights") or [1.0] * len(entries)
     if not isinstance(weights, list) or len(weights) != len(entries) or run.config.get("stages"):
         return None
-    if any("reward_weights" in mark.sentence for mark in run.data.marks if mark.kind == "change"):
+    if any(SETTINGS["reward_weights"].label in mark.sentence for mark in run.data.marks if mark.kind == "change"):
         return None
     scores = [score for _, score in _full_scores(entries)]
     known = [weight * score for weight, score in zip(weights, scores, strict=True) if score and weight >= 0]

@@ -15,7 +15,7 @@ import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.run_files import STEERED_STATES, file_stamp, problem_of
-from backend.config.config import Config, parse, read
+from backend.config.config import SETTINGS, Config, parse, read
 from backend.config.setting import has_default_rewards
 from backend.distributed.hosts_file import MOST_HOSTS
 from backend.distributed.ranks import RankInfo
@@ -253,10 +253,9 @@ class RunState:
             self.notes = deque((note for note in self.notes if note.get("during") != "pause"), maxlen=KEPT)
 
     def _take_change(self, step: int, settings: Mapping[str, Any]) -> None:
-        pairs = {key: pair for key, pair in settings.items() if isinstance(pair, list) and len(pair) == 2}
-        shown = {key: ["none" if value is None else value for value in pair] for key, pair in pairs.items()}
-        text = ", ".join(f"{key} {old} → {new}" for key, (old, new) in shown.items())
-        self.marks.append(Mark(step, "change", f"Changed: {text}." if text else "Settings were changed."))
+        known = {key: pair for key, pair in settings.items() if key in SETTINGS and isinstance(pair, list)}
+        pairs = {key: (pair[0], pair[1]) for key, pair in known.items() if len(pair) == 2}
+        self.marks.append(Mark(step, "change", Change(step, pairs).sentence if pairs else "Settings were changed."))
         if "iters" in pairs and is_step(pairs["iters"][1]):
             self.iterations = pairs["iters"][1]
 

@@ -268,7 +268,7 @@ def test_marks_and_resume(qtbot, page: MonitorPage, show_run, tmp_path: Path, se
     assert [(mark.step, mark.kind, mark.sentence) for mark in session.run.data.marks] == [
         (1, "eval", "Evaluated: held-out reward 1.33."),
         (3, "checkpoint", "Saved: a checkpoint."),
-        (4, "change", "Changed: learning_rate 0.0001 → 5e-05, beta 0.1 → none."),
+        (4, "change", "From step 4 on: Learning Rate 0.0001 → 5e-05, Beta (KL weight) 0.1 → empty."),
         (2, "health", "KL is high."),
         (3, "resume", "Resumed after step 3."),
     ]

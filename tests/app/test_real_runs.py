@@ -112,6 +112,8 @@ def test_what_came_of_a_run(qtbot: QtBot, session: Session, real_runs: Path, tmp
     show_run(qtbot, session, shutil.copytree(real_runs / "full", tmp_path / "full"))
     run = session.run
     assert [(each.label, each.most) for each in changes(run)] == [("Reward in training", 0.75)]
+    run.data._take_change(2, {"reward_weights": [[1.0, 0.5], [1.0, 1.0]]})
+    assert [each.most for each in changes(run)] == [None], "weights vary"
     change_notes(run.folder, correctness="r1_int_reward_func")
     run.changed.emit()
     shares = run.series("rewards/r1_int_reward_func/mean")[1] / 0.5
