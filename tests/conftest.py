@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from functools import cache
 from itertools import accumulate
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
@@ -31,14 +32,16 @@ mx.disable_compile()  # except in tests that ask for `compiled`
 # worker's lies in that of the process that started it.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 _KERNELS = (Path(tempfile.gettempdir()) / "mlx").resolve()  # what mlx compiles for a CPU is kept for the next session
-if _WORKER := os.environ.get("PYTEST_XDIST_WORKER"):
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     shared_kernels.use(Path(tempfile.gettempdir()))
-    _TEST_HOME = Path(tempfile.gettempdir()) / _WORKER
+    _TEST_HOME = Path(tempfile.gettempdir()) / worker
     _TEST_HOME.mkdir()
     # mlx writes a kernel without a lock: a second process could load half of it.
-    _KERNELS = _KERNELS.with_name(f"grpo-studio-{_WORKER}")
+    _KERNELS = _KERNELS.with_name(f"grpo-studio-{worker}")
 else:
     _TEST_HOME = Path(tempfile.mkdtemp(prefix="grpo-studio-tests-"))
+    # After multiprocessing has deleted its own folder in there (priority -100), and not in a forked child.
+    Finalize(None, shutil.rmtree, (_TEST_HOME, True), exitpriority=-1000)
 _KERNELS.mkdir(exist_ok=True)
 (_TEST_HOME / "mlx").symlink_to(_KERNELS)
 os.environ["TMPDIR"] = tempfile.tempdir = str(_TEST_HOME)
@@ -47,11 +50,6 @@ _tests = 0
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ["GRPO_STUDIO_RUNS"] = str(_TEST_HOME / "runs")
 os.environ["GRPO_STUDIO_PREFS"] = str(_TEST_HOME / "prefs")
-
-
-def pytest_unconfigure() -> None:
-    if not _WORKER:
-        shutil.rmtree(_TEST_HOME, ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -451,7 +451,7 @@ def test_whole_modules_are_saved_fused_and_exported(target_folder: Path, tmp_pat
     run = RunFolder(tmp_path / "run")
     about = json.loads((run.adapters / "adapter_config.json").read_text())
     assert set(about["modules_to_save"]) == {"model.norm", "lm_head"}
-    for format_ in ("full", "original", "peft", "adapter"):
+    for format_ in ("full", "original", "peft"):
         path = export_run(run, Export("folder", format_, tmp_path, format_)).path
         if format_ in ("full", "original"):
             assert furthest(logits_of(path), trained) < 1e-4, format_
