@@ -1,5 +1,6 @@
 """Labelled rows for SFT: prompt and completion, or a chat whose assistant is imitated. Max Seq cuts them at the end."""
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import row_name, shown_source
 from backend.types import Completion, Group, Label, Problem, content_text, image_paths
 from backend.utils.errors import UserError
-from backend.utils.text import quote
+from backend.utils.text import quote, reason_of
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -63,8 +64,13 @@ def label_of(
     chat, first = labelled_chat(row, prompt_format, where)
     check_reads_images(chat, tokenizer, where)
     prompt, variables = chat[:-1], prompt_format.variables_of(row)
-    if isinstance(row.get("tools"), list):  # mlx-lm's and TRL's column
-        variables = {**variables, "tools": row["tools"]}
+    tools = row.get("tools")  # mlx-lm's and TRL's column, for TRL also as JSON
+    try:
+        tools = json.loads(tools) if isinstance(tools, str) and tools.strip() else tools
+    except (ValueError, RecursionError) as error:
+        raise UserError("data", f"The column tools of {where} is no JSON: {reason_of(error)}.") from None
+    if isinstance(tools, list):
+        variables = {**variables, "tools": tools}
     last_only = False
     if has_chat_template(tokenizer):
         ids = list(tokenizer.apply_chat_template(chat, **variables))

@@ -1,5 +1,6 @@
 """Labelled rows: what is imitated of each, and what is said of rows without labels."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,19 @@ def test_by_template(tmp_path: Path, template: str | None, expected: list[str], 
         tokenizer._tokenizer.chat_template, tokenizer.has_chat_template = None, False
     made = label_of({"messages": [USER, FOUR, OTHER, SIX]}, tokenizer, format_of(), "row 1")
     assert imitated(tokenizer, made[2]) == expected and made[3] is last_only
+
+
+def test_tools_of_a_row_are_shown_also_as_json(tmp_path: Path) -> None:
+    tokenizer, row = tool_tokenizer(tmp_path), dict[str, Any](messages=[USER, FOUR])
+    tools = [{"type": "function", "function": {"name": "calculate", "description": "Add.", "parameters": {}}}]
+    shown, as_json, none = (
+        label_of(row | {"tools": each}, tokenizer, format_of(max_seq_length=9000), "row 1")[1]
+        for each in (tools, json.dumps(tools), "")
+    )
+    assert shown == as_json != none and '"name": "calculate"' in tokenizer.decode(shown)
+    assert mistake(label_of, row | {"tools": "[{"}, tokenizer, format_of(), "row 1")[1].startswith(
+        "The column tools of row 1 is no JSON: "
+    )
 
 
 @pytest.mark.parametrize("mask_prompt", [True, False])
