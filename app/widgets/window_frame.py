@@ -14,7 +14,7 @@ from app.widgets.basic import icons
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import BY_KEYBOARD, column, configure, paint_ring, row
-from app.widgets.basic.number_format import duration, figure
+from app.widgets.basic.number_format import counted, duration, figure
 from app.widgets.basic.tables import RIGHT
 from app.widgets.run_header import StateChip
 
@@ -143,7 +143,7 @@ class StatusStrip(QFrame):
 
     def show_waiting(self, count: int, *, is_paused: bool = False) -> None:
         self.waiting.setText(f"{count} waiting{', paused' if is_paused else ''}")
-        self.waiting.setAccessibleName(f"{count} runs wait in the queue")
+        self.waiting.setAccessibleName(f"{counted(count, 'run')} in the queue")
         self.waiting.setVisible(count > 0)
 
     def show_sentence(self, sentence: str, offer: str = "", take: Callable[[], object] | None = None) -> None:

@@ -342,6 +342,8 @@ def test_what_is_shown_is_saved(qtbot, page: CompletionsPage, run, tmp_path: Pat
     page._ask_where(range(page.model.rowCount()))
     qtbot.waitUntil(lambda: bool(told) and told[-1] == "Saved 2 completions in out.jsonl.")
     assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == ["four", "last"]
+    page._ask_where([0])
+    qtbot.waitUntil(lambda: told[-1] == "Saved 1 completion in out.jsonl.")
 
 
 def test_step_beyond_the_end(qtbot, page: CompletionsPage, run, told) -> None:

@@ -68,6 +68,10 @@ def test_the_fields_are_a_sweep_over_the_form(page: SweepsPage) -> None:
     assert "6 configurations × 2 seeds: 12 runs" in page.what.text()
     page.halves.setChecked(False)
     assert page.plan.halving is None and page.first_rung.isHidden()
+    page.seeds.setText("3")
+    page.varied.rows[0].values.setText("1e-5")
+    page.varied.rows[1].values.setText("1.0")
+    assert page.what.text().startswith("1 configuration × 1 seed: 1 run, ")
 
 
 def test_without_held_out_rows_the_page_says_what_ranks(page: SweepsPage) -> None:

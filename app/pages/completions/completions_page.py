@@ -451,7 +451,7 @@ class CompletionsPage(QWidget):
                 if time.perf_counter() > until:
                     self.session.message.emit(f"Saving {written:,} of {total:,} completions…")
                     return
-            self._end_saving(f"Saved {total:,} completions in {target.name}.")
+            self._end_saving(f"Saved {counted(total, 'completion')} in {target.name}.")
         except UserError as error:
             self._end_saving(error.faults[0].sentence)
 

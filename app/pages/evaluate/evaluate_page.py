@@ -23,7 +23,7 @@ from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, Number
 from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip, progress_bar, show_text
 from app.widgets.basic.layout import FlowLayout, TabArea, column, configure, connect, holder, row, splitter, stack
-from app.widgets.basic.number_format import DASH, MINUS, duration, figure, moment, signed
+from app.widgets.basic.number_format import DASH, MINUS, counted, duration, figure, moment, signed
 from app.widgets.basic.tables import BaseTable, CellDelegate, Column, Index, RowsModel
 from app.widgets.completion_detail import TITLES, SideBySide
 from app.widgets.completion_table import advantage_colour, one_line, reward_dot
@@ -231,7 +231,7 @@ class EvaluatePage(QWidget):
             made, step = entry.evaluation, entry.evaluation.subject.step
             split = SPLITS.get(made.data.split, made.data.split)
             where = f"{split}, step {step:,}" if step is not None else split
-            titles[entry.path] = f"{where}, {made.data.rows:,} prompts, {moment(made.created)}"
+            titles[entry.path] = f"{where}, {counted(made.data.rows, 'prompt')}, {moment(made.created)}"
         self.picker.fill(titles, shown.path if shown is not None else None)
         self.picker.setVisible(bool(listed))
         self._result.setCurrentIndex(0 if shown is None else 1)

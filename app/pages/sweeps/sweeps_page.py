@@ -457,12 +457,12 @@ def forecast(plan: SweepPlan, seconds: float | None, run_bytes: float | None, ow
     """
     configurations, seeds, groups = len(plan.configurations), len(plan.seeds), plan.groups()
     runs, rungs = len(plan.members()), plan.rungs()
-    words = f"{configurations} configurations × {counted(seeds, 'seed')}: {runs} runs"
+    words = f"{counted(configurations, 'configuration')} × {counted(seeds, 'seed')}: {counted(runs, 'run')}"
     if plan.steps is not None:
         steps = training_steps(configurations, seeds, plan.steps, rungs)
         per_step = ("group_size", "batch_size", "gradient_accumulation_steps", "steps_per_generation")
         completions = steps * math.prod(int(plan.base.get(key, SETTINGS[key].default)) for key in per_step)
-        words += f", {steps:,} steps, {completions:,} training completions"
+        words += f", {counted(steps, 'step')}, {completions:,} training completions"
         words += f" ({steps / (runs * plan.steps):.0%} of a full sweep)" if rungs else ""
         words += f", about {duration(completions * seconds)}" if seconds is not None else ""
     words += "."
