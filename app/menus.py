@@ -242,17 +242,18 @@ class Menus(QObject):
             self[name].setEnabled(is_enabled)
 
     def _name_undo(self, what: str) -> None:
-        self["undo"].setText(f"Undo {what}".strip())
+        self["undo"].setText(f"Undo {what}".strip().replace("&", "&&"))
 
     def _name_redo(self, what: str) -> None:
-        self["redo"].setText(f"Redo {what}".strip())
+        self["redo"].setText(f"Redo {what}".strip().replace("&", "&&"))
 
     def _fill_recent(self) -> None:
         self.recent.clear()
         prefs = self._window.session.prefs
         existing = [path for path in prefs.recent_files if path.exists()]
         for path in existing:
-            self.recent.addAction(f"{path.name}  –  {path.parent}", partial(self._window.files.open_path, path))
+            text = f"{path.name}  –  {path.parent}".replace("&", "&&")
+            self.recent.addAction(text, partial(self._window.files.open_path, path))
         if existing:
             self.recent.addSeparator()
         clear = self.recent.addAction("Clear the list", partial(prefs.settings.remove, "recent_files"))

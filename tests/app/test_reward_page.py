@@ -230,6 +230,8 @@ def test_drop_and_paste(qtbot, page: RewardsPage, tmp_path: Path) -> None:
 def test_save_marks_the_error(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) -> None:
     load_rows(qtbot, page, tmp_path)
     assert rewards(page) == [0.1, 0.2, 0.3, 0.4] and page.views.buttons["file"].text() == "mine.py"
+    page.panel.opened.emit("q&a.py")
+    assert page.views.buttons["file"].text() == "q&&a.py", "one & marks a key, and is not shown"
     page.views.choose("file")
     edit(page, "/ 10", "/ 5")
     qtbot.waitUntil(lambda: rewards(page) == [0.2, 0.4, 0.6, 0.8])

@@ -246,7 +246,7 @@ def test_a_run_folder_is_shown_when_it_is_dropped_or_opened(window: Window, tmp_
 
 
 def test_recent_files_lists_existing_files_newest_first(window: Window, tmp_path: Path, monkeypatch):
-    for name in ("a", "b", "gone"):
+    for name in ("a", "q&b", "gone"):
         (tmp_path / f"{name}.yaml").write_text("model: a/b\ndata: a/b\n")
         window.files.open_path(tmp_path / f"{name}.yaml")
     (tmp_path / "gone.yaml").unlink()
@@ -255,7 +255,7 @@ def test_recent_files_lists_existing_files_newest_first(window: Window, tmp_path
     menu = window.menus.recent
     menu.aboutToShow.emit()
     entries = [action for action in menu.actions() if not action.isSeparator()]
-    assert [action.text().split()[0] for action in entries[:-1]] == ["saved.yaml", "b.yaml", "a.yaml"]
+    assert [action.text().split()[0] for action in entries[:-1]] == ["saved.yaml", "q&&b.yaml", "a.yaml"]
     entries[2].trigger()
     assert window.document.text() == "a.yaml"
     entries[-1].trigger()

@@ -397,7 +397,7 @@ class Segments(QWidget):
         self.chosen.emit(key)
 
     def show_word(self, key: str, word: str) -> None:
-        self.buttons[key].setText(word)
+        self.buttons[key].setText(word.replace("&", "&&"))
         self.buttons[key].setAccessibleName(f"{self.accessibleName()}: {word}")
 
     def set_shown(self, key: str, shown: bool) -> None:
