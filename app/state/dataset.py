@@ -152,7 +152,7 @@ class Dataset(QObject):
         others = "".join(f" + {about['rows']:,} {name}" for name, about in self.splits.items() if name != "train")
         columns = {values[key]: use for key, use in self.uses.items() if values[key] in self.columns}
         uses = [use if column == use else f"{column} → {use}" for column, use in columns.items()]
-        parts = [f"{train['rows']:,} rows{others}", ", ".join(uses)]
+        parts = [f"{train['rows']:,} row{'s' * (train['rows'] != 1)}{others}", ", ".join(uses)]
         if self.split == "train" and self.counts is not None and self.counts.lengths:
             rows, is_exact = self.counts.too_long(self.prompt_limit)
             parts.append(f"{'' if is_exact else 'about '}{rows:,} too long" if rows else "")

@@ -269,6 +269,9 @@ class CsvRows(_TextRows):
             self._columns = next(reader, [])
             self._names = list(dict.fromkeys(self._columns))
             _refuse_equal_columns(self._columns, self._path)
+            if len(self._columns) == 1 and (mark := re.search(r"[;\t]", self._columns[0])):
+                marks, named = "semicolons" if mark[0] == ";" else "tabs", quote(self._path, PATH)
+                raise UserError("data", f"The columns of {named} are separated by {marks}: save it with commas.")
             start, line_number = end, reader.line_num + 1
             for record in reader:
                 if len(record) > len(self._columns):

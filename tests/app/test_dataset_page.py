@@ -326,9 +326,9 @@ def test_nothing_is_told_of_a_dataset_while_another_is_read(qtbot, page: Dataset
     show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
     lines = list[str]()
     page.dataset.changed.connect(lambda: lines.append(page.dataset.summary_line()[0]))
-    page.session.draft.set("data", write_rows(tmp_path, 30, "more.jsonl"))
+    page.session.draft.set("data", write_rows(tmp_path, 1, "more.jsonl"))
     qtbot.waitUntil(lambda: page.dataset.state == "ready" and lines[-1:] != lines[:1])
-    assert lines[0] == "Reading the dataset…" and lines[-1].startswith("30 rows")
+    assert lines[0] == "Reading the dataset…" and lines[-1].startswith("1 row ·")
 
 
 def test_line_on_train(qtbot, session: Session, tmp_path: Path, model: Path) -> None:

@@ -61,6 +61,8 @@ TEXTS: dict[str, tuple[bytes, list[Row] | str]] = {
     "old mac.csv": (b"prompt,answer\ra,1\rb,2\r", AB),
     "header.csv": (b"prompt,answer\n", []),
     "blank header.csv": (b"\nprompt,answer\n", MORE_FIELDS),
+    "excel.csv": (b"prompt;answer\na, b;1\n", "The columns of {} are separated by semicolons: save it with commas."),
+    "tabs.csv": (b"prompt\tanswer\na\t1\n", "The columns of {} are separated by tabs: save it with commas."),
     "empty.csv": (b"", []),
 }
 
