@@ -282,6 +282,9 @@ def test_sampling_settings(page: ChatPage):
         page.panel.fields[key].setText(wrong)
         assert not page.send_button.isEnabled() and page.panel.problem.text(), key
         page.panel.fields[key].setText(right)
+    page.panel.fields["max_tokens"].setText("2000000")
+    assert page.panel.problem.text() == "Max tokens is a whole number from 1 to 1,000,000."
+    page.panel.fields["max_tokens"].setText("64")
     page.panel.system.setPlainText("Be kind.")
     assert send(page).arguments["system"] == "Be kind." and page.panel.restore.isEnabled()
     page.panel.restore.click()

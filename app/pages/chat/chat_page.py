@@ -546,8 +546,7 @@ class SamplingPanel(QFrame):
         for entry in FIELDS:
             set_style_property(self.fields[entry.key], "problem", entry in wrong)
         sentences = (
-            f"{each.title} is {'a whole number' if each.whole else 'a number'} from {each.low:g}"
-            f"{' to 1' if each.high <= 1 else ''}."
+            f"{each.title} is {'a whole number' if each.whole else 'a number'} from {each.low:g} to {each.high:,.9g}."
             for each in wrong
         )
         show_text(self.problem, next(sentences, ""))
