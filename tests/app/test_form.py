@@ -379,15 +379,6 @@ def test_weights_are_edited_in_the_table(page: TrainPage, tmp_path: Path, qtbot)
     assert page.form.fields["reward_weights"].control.text() == "2.5, 0.5"
 
 
-def test_a_judge_that_was_added_shows_its_arguments(qtbot, window: Window):
-    window.show_page("train")
-    qtbot.show(window, 1280, 800)
-    rewards = window.pages["train"].rewards
-    rewards.add_judge()
-    qtbot.waitUntil(lambda: QApplication.focusWidget() is rewards.arguments.fields["rubric"])
-    assert not rewards.arguments.fields["rubric"].visibleRegion().isEmpty()
-
-
 def test_a_function_that_is_not_there_keeps_its_row(page: TrainPage):
     page.draft.set("reward_functions", ["gone", "r1_count_xml"])
     row = next(place for place, row in enumerate(page.rewards.model.rows) if row.entry.name == "gone")

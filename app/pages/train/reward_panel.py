@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QModelIndex, Qt, QTimer, Signal
+from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QAbstractItemView, QApplication, QInputDialog, QLineEdit, QMenu, QWidget
 
@@ -367,8 +367,6 @@ class RewardPanel(QWidget):
             alias, number = f"{name}_{number}", number + 1
         text = replace(call, alias=alias if alias != name else call.alias).text
         self._take_arguments("", text)
-        first = self.arguments.tab_stops[0]
-        QTimer.singleShot(0, first, first.setFocus)  # once they have their place: the page scrolls there
 
     def add_judge(self) -> None:
         found = {} if self.servers.at(DEFAULT_URL) or not self.servers.found else {"url": self.servers.found[0]["url"]}
