@@ -1,5 +1,4 @@
-"""`python -m backend VERB …`. Exit codes: 0 finished, 2 a problem that the user can fix, 3 stopped, 1 a bug, 141 a
-closed pipe."""
+"""`python -m backend VERB …`. `help_page.CODES` are its exit codes."""
 
 import importlib
 import os

@@ -5,17 +5,19 @@ import functools
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, TextIO
 
 import typer
 
 from backend.runs.run_folder import RunFolder
-from backend.trainer.control import StopRequested, raising_stop
+from backend.trainer.control import handlers_restored, on_stop_signals
 from backend.trainer.machine import fault_of_gpu
 from backend.utils.disk import fault_of, writing
 from backend.utils.errors import UserError, log_traceback
@@ -90,14 +92,26 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+class StopRequested(BaseException):
+    """Not an Exception, as KeyboardInterrupt is not."""
+
+
 @contextmanager
 def stoppable(sentence: str, say: Callable[[object], None] = tell_error) -> Iterator[None]:
-    """Exit with STOPPED and a message at a stop signal, which the message may name as {stop}; as `raising_stop`."""
+    """Exit with STOPPED and a message at the first stop signal, which the message may name as {stop}, out of work whose
+    files are always complete; later signals are ignored. Import C modules before: many drop an exception that comes as
+    they initialise."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        on_stop_signals(signal.SIG_IGN)
+        raise StopRequested(f"{signal.Signals(number).name} was received")
+
     try:
-        with raising_stop():
+        with handlers_restored():
+            on_stop_signals(stop)
             yield
-    except StopRequested as stop:
-        say(sentence.format(stop=stop))
+    except StopRequested as stopped:
+        say(sentence.format(stop=stopped))
         raise typer.Exit(STOPPED) from None
 
 

@@ -185,24 +185,3 @@ def handlers_restored() -> Iterator[SimpleNamespace]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if afterwards.process_ends else handler)
-
-
-class StopRequested(BaseException):
-    """Raised by `raising_stop`. Not an Exception, as KeyboardInterrupt is not."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"{signal.Signals(number).name} was received")
-
-
-@contextmanager
-def raising_stop() -> Iterator[None]:
-    """Raise StopRequested in the main thread at the first stop signal, for work whose files are always complete; later
-    signals are ignored. Import C modules before it: many drop an exception that comes as they initialise."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        on_stop_signals(signal.SIG_IGN)
-        raise StopRequested(number)
-
-    with handlers_restored():
-        on_stop_signals(stop)
-        yield
