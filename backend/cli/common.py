@@ -75,11 +75,8 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             require_hub_address()
             return function(*args, **kwargs)
-        except typer.Abort:  # "no" to a question
-            tell_error("Nothing was done.")
-            raise typer.Exit(STOPPED) from None
-        except KeyboardInterrupt:
-            tell_error("Stopped.")
+        except (typer.Abort, KeyboardInterrupt) as end:  # "no" to a question, or Ctrl-C
+            tell_error("Nothing was done." if isinstance(end, typer.Abort) else "Stopped.")
             raise typer.Exit(STOPPED) from None
         except (UserError, OSError, RuntimeError, MemoryError) as error:
             # A full or broken disk, met by code that is not ours, and want of memory; everything else may be a bug.
