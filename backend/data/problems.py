@@ -175,7 +175,7 @@ class PromptFormat:
 
     def environment_of(self, row: Row) -> str:
         """Name of a row's environment; "" if there is at most one."""
-        return _as_text(row.get(self.environment_column)) if self.environment_column else ""
+        return as_text(row.get(self.environment_column)) if self.environment_column else ""
 
     def variables_of(self, row: Row) -> Mapping[str, Any]:
         """Template variables of a row, with its tools if it has any: some templates write about an empty list."""
@@ -237,13 +237,14 @@ def message_list(cell: Any, setting: str, column: str, where: str) -> Messages:
 
 def with_system(messages: Messages, row: Row, prompt_format: PromptFormat) -> Messages:
     """The chat with the row's or the default system message, unless it has one."""
-    system = _as_text(row.get(prompt_format.system_column)) or prompt_format.system_prompt
+    system = as_text(row.get(prompt_format.system_column)) or prompt_format.system_prompt
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     return messages
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """A cell as the text of an answer; "" for None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # 156, as a model writes it: a column of whole numbers with an empty cell is read as floats
     return "" if value is None else str(value)
@@ -257,8 +258,8 @@ def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prom
         prompt=content_text(texts[-1]),
         messages=messages,
         tokens=tokens,
-        answer=_as_text(row.get(prompt_format.answer_column)),
-        type=_as_text(kind) if kind is not None else None,
+        answer=as_text(row.get(prompt_format.answer_column)),
+        type=as_text(kind) if kind is not None else None,
         row=row,
     )
 

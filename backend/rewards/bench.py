@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config, keys_used_by
+from backend.data.problems import as_text
 from backend.data.signal import expected_signal
 from backend.judges.model_reward import model_entries
 from backend.rewards import catalogue
@@ -500,8 +501,8 @@ def group_of(row: Any, index: int, where: str) -> Group:
         prompt=content_text(messages[-1]["content"]) if is_chat(prompt) else str(prompt),
         messages=messages,
         tokens=[],
-        answer=str(row.get("answer", "")),
-        type=None if kind is None else str(kind),
+        answer=as_text(row.get("answer")),
+        type=None if kind is None else as_text(kind),
         row=columns if isinstance(columns, dict) else other_keys,
     )
     return Group(problem, completions)

@@ -176,6 +176,11 @@ def test_rewards_and_advantages_equal_those_of_a_training_step(bench: RewardBenc
     ]
 
 
+@pytest.mark.parametrize(("answer", "text"), [(None, ""), (3.0, "3"), (2.5, "2.5"), (7, "7"), ("x", "x")])
+def test_answers_are_those_of_a_run_s_prompts(answer: Any, text: str) -> None:
+    assert group_of({"prompt": "1+2=", "completion": "3", "answer": answer}, 0, "Row 1").problem.answer == text
+
+
 def test_lines_keep_columns_messages_and_token_ids() -> None:
     row: dict[str, Any] = {"prompt": "p", "answer": "1", "columns": {"kind": 3}}
     row |= {"messages": [{"role": "user", "content": "p"}]}
