@@ -85,7 +85,7 @@ class GRPOTrainer:
         )
         shipped = {function: name for name, function in REWARD_REGISTRY.items()}
         self._functions = [shipped.get(each, each) if callable(each) else each for each in given]
-        if any(str(each).startswith("accuracy_reward") for each in self._functions):
+        if any(str(each).startswith(("accuracy_reward", "cosine_scaled_reward")) for each in self._functions):
             self._settings.setdefault("answer_feature", "solution")  # as TRL's accuracy_reward has it
         splits = {"train": train_dataset, "valid": eval_dataset}
         self._dataset = {name: rows for name, rows in splits.items() if rows is not None}

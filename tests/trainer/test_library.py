@@ -28,7 +28,7 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.library.own_engine import given_updates
 from backend.trainer.preflight import check
 from backend.trl import GRPOConfig, GRPOTrainer
-from backend.trl.rewards import accuracy_reward
+from backend.trl.rewards import accuracy_reward, get_cosine_scaled_reward, get_repetition_penalty_reward
 from tests.support import small_run
 from tests.support.cases import cases
 from tests.support.tool_tokenizers import TEMPLATES
@@ -285,6 +285,20 @@ def test_trl_trainer(model: str, tmp_path: Path) -> None:
     for mistake, message in mistakes:
         with pytest.raises(UserError, match=message):
             mistake()
+
+
+def test_trl_s_rewards_with_arguments(model: str, tmp_path: Path) -> None:
+    entries = [get_cosine_scaled_reward(100, -2.0, max_value_correct=3), get_repetition_penalty_reward(2, -0.5)]
+    args = GRPOConfig(
+        str(tmp_path / "output"), max_steps=1, num_generations=2, max_completion_length=4, dtype="float32"
+    )
+    rows = [{"prompt": row["prompt"], "solution": row["answer"]} for row in ROWS]
+    (step,) = GRPOTrainer(model, entries, args, rows, peft_config={"r": 4}).train().metrics
+    settings = load(tmp_path / "output" / "config.yaml")
+    assert settings.answer_feature == "solution" and settings.reward_functions[0].startswith("cosine_scaled_reward(")
+    assert "max_completion_length=100, min_value_wrong=-2.0, max_value_correct=3" in settings.reward_functions[0]
+    assert -2.0 < step["rewards/cosine_scaled_reward/mean"] < -1.9
+    assert -0.5 <= step["rewards/repetition_penalty_reward/mean"] <= 0
 
 
 def length(completions: list[str], **columns: Any) -> list[float]:
