@@ -136,7 +136,8 @@ class CompletionPane(QWidget):
         if "advantage" in completion:
             colour = advantage_colour(completion["advantage"]).name()
             parts.append(f'<span style="color:{colour}">Advantage {signed(completion["advantage"])}</span>')
-        parts.append(f"{figure(policy_tokens(completion))} tokens, {html.escape(STOP_LABELS.get(stop, stop))}")
+        if (tokens := policy_tokens(completion)) is not None:  # nobody knows those of a text that was pasted
+            parts.append(f"{figure(tokens)} tokens, {html.escape(STOP_LABELS.get(stop, stop))}")
         parts += filter(None, [turns_mark(completion)])
         self.result.setText(_join_unbroken(parts))
         scores = scores_of(completion)

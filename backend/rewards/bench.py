@@ -180,7 +180,8 @@ def _never_fires(sample: ScoredSample) -> Iterator[Finding]:
         elif scores.looks_for:
             count = sum(all(mark in text for mark in scores.looks_for) for text in sample.texts)
             texts = _listed(scores.looks_for)
-            reason = f"{count} of {len(sample.texts)} completions have {texts}, and none is what it wants"
+            have = "completions have" if len(sample.texts) > 1 else "completion has"
+            reason = f"{count} of {len(sample.texts)} {have} {texts}, and none is what it wants"
         by_reason.setdefault(reason, []).append(scores)
     for reason, alike in by_reason.items():
         if not any(group.problem.answer.strip() for group in sample.groups):

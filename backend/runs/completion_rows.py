@@ -154,7 +154,7 @@ def policy_tokens(completion: Mapping[str, Any]) -> int | None:
     if turns := completion.get("turns"):
         return sum(turn.get("tokens", 0) for turn in turns)
     tokens = completion.get("tokens")
-    return len(tokens) if isinstance(tokens, list) else tokens if isinstance(tokens, int) else None
+    return (len(tokens) or None) if isinstance(tokens, list) else tokens if isinstance(tokens, int) else None
 
 
 Kind = Literal["head", "text", "call", "note", "result", "failed", "warning"]

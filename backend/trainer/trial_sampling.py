@@ -59,7 +59,7 @@ class Pick:
             missing = next((number for number in self.numbers if not 1 <= number <= rows), None)
             if missing is not None or not self.numbers:
                 reason = f"There is no row {missing}" if missing is not None else "No row is named"
-                raise UserError("rows", f"{reason}; the dataset's rows are 1 to {rows}.")
+                raise UserError("rows", f"{reason}; the dataset's rows are 1 to {rows:,}.")
             return [number - 1 for number in self.numbers]
         if self.how == "first":
             return list(range(rows))

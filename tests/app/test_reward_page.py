@@ -221,7 +221,7 @@ def test_drop_and_paste(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     page.source.sources.choose("file")
     page.source.paste.click()
     qtbot.waitUntil(lambda: page.bench.count == 1 and not page.bench.busy)
-    assert page.bench.origin == "pasted"
+    assert page.bench.origin == "pasted" and "token" not in page.detail.completion.result.text()
     (tmp_path / "mine.py").write_text(MINE)
     drop(page, tmp_path / "mine.py")
     assert page.panel.editor.toPlainText() == MINE
