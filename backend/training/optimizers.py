@@ -5,7 +5,7 @@ momentum x = ± (c / 127)⁴ · largest, squares x = (c / 255)⁸ · largest. Pa
 update's number; a square above 0 is never rounded to 0.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -74,6 +74,12 @@ class EightBitState(optimizers.Optimizer):
 
     codes: ClassVar[Mapping[str, Code]]  # packed states → format
     span: ClassVar[int] = 1 << 20  # entries updated together; a multiple of BLOCK
+    earlier: Sequence[mx.array] = ()  # results of the span before
+
+    def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
+        updated = super().apply_gradients(gradients, parameters)
+        self.earlier = ()
+        return updated
 
     def init_single(self, parameter: mx.array, state: dict[str, Any]) -> None:
         super().init_single(parameter, state)
@@ -100,9 +106,7 @@ class EightBitState(optimizers.Optimizer):
             here, blocks = slice(start, start + self.span), slice(start // BLOCK, (start + self.span) // BLOCK)
             own = {name: state[name].reshape(-1)[here] for name in self.codes}
             own |= {name + SCALE: state[name + SCALE][blocks] for name in self.codes}
-            # Without the order mlx would unpack all spans at once.
-            before = [parts[-1][0], *parts[-1][1].values()] if parts else []
-            parts.append(self._update_span(number, evaluate_after(gradient_N[here], before), parameter_N[here], own))
+            parts.append(self._update_span(number, gradient_N[here], parameter_N[here], own))
         packed = {name: mx.concatenate([part[name] for _, part in parts]) for name in parts[0][1]}
         shaped = {name: x if name.endswith(SCALE) else x.reshape(parameter.shape) for name, x in packed.items()}
         return mx.concatenate([updated for updated, _ in parts]).reshape(parameter.shape), shaped
@@ -110,14 +114,17 @@ class EightBitState(optimizers.Optimizer):
     def _update_span(
         self, number: int, gradient: mx.array, parameter: mx.array, state: dict[str, Any]
     ) -> tuple[mx.array, dict[str, mx.array]]:
+        # Without the order mlx would unpack the state of all spans and parameters at once.
+        gradient = evaluate_after(gradient, self.earlier).astype(mx.float32)
         plain = {name: unpack(state[name], state[name + SCALE], code) for name, code in self.codes.items()}
-        updated = super().apply_single(gradient.astype(mx.float32), parameter, plain)
+        updated = super().apply_single(gradient, parameter, plain)
         packed: dict[str, mx.array] = {}
         for place, (name, code) in enumerate(self.codes.items()):
             # A key is two words: which numbers of which state, and the update.
             word = mx.array(number * len(self.codes) + place, mx.uint32)
             draw = mx.random.uniform(shape=gradient.shape, key=mx.stack([word, self.step.astype(mx.uint32)]))
             packed[name], packed[name + SCALE] = pack(plain[name], code, draw)
+        self.earlier = [updated, *packed.values()]
         return updated, packed
 
 

@@ -196,6 +196,7 @@ CASES = (
     Case("full", {}, FULL),
     Case("full, V 8k, KL", {"vocab_size": 8192, "layers": 2}, FULL | {"beta": 0.1}, completion=32),
     Case("full, recomputed, KL", {}, FULL | RECOMPUTED | {"beta": 0.1}),
+    Case("full, 8-bit states", {"hidden": 256, "layers": 6}, FULL | {"optimizer_bits": "8"}, group=4, completion=16),
     Case("full, few tokens", {"hidden": 256, "layers": 6}, FULL, group=4, prompt=16, completion=16),
     Case("experts", EXPERTS, completion=64),
     Case("sliding windows", {"arch": "gemma3_text"}, prompts=2, completion=160),

@@ -209,6 +209,21 @@ def test_state_is_small_and_resumes_bit_for_bit(name: str) -> None:
         restore(exact, state_arrays(first))
 
 
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_states_are_unpacked_one_after_the_other(name: str) -> None:
+    tuned = optimizer(name, learning_rate=1e-3, bits=8)
+    params, gradient = ({str(i): mx.full((128, 256), i * scale) for i in range(200)} for scale in (0.1, 0.01))
+    tuned.init(params)
+    compiled = mx.compile(tuned.apply_gradients, inputs=[tuned.state], outputs=[tuned.state])
+    mx.eval(params, gradient, tuned.state)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    params = compiled(gradient, params)
+    mx.eval(params, tuned.state)
+    assert mx.get_peak_memory() - before < 0.7 * 200 * 128 * 256 * 4
+
+
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "schedules.json").read_text())
 
 
