@@ -170,7 +170,7 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
         raise UserError(SETTING, f"{quote(folder, PATH)} is no adapter of peft: it has no {ARRAYS}.")
     settings = read_settings(folder / CONFIG)
     header = header_of(folder / ARRAYS, SETTING)
-    parts, whole, based_on = _sorted_by_layer(header)
+    parts, whole = _sorted_by_layer(header)
     scales: dict[str, float] = {}
     for layer, found in parts.items():
         adapter = f"The adapter of {quote(layer, NAME)}"
@@ -197,8 +197,8 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
     for layer, found in parts.items():
         magnitude = read[found["magnitude"]] if "magnitude" in found else None
         layers[layer] = LowRank(read[found["A"]][None], read[found["B"]], magnitude, scales[layer])
-    own = {name: arrays[stored] for name, stored in based_on.items()}
-    return PeftAdapter(settings, layers, {name: read[stored] for name, stored in whole.items()}, own)
+    based_on = {f"{layer}.weight": arrays[found["base"]] for layer, found in parts.items() if "base" in found}
+    return PeftAdapter(settings, layers, {name: read[stored] for name, stored in whole.items()}, based_on)
 
 
 def merged_model(adapter: PeftAdapter, original: OriginalFiles) -> nn.Module:
@@ -211,12 +211,9 @@ def merged_model(adapter: PeftAdapter, original: OriginalFiles) -> nn.Module:
     return original.open_with(arrays)
 
 
-def _sorted_by_layer(
-    header: Mapping[str, StoredArray],
-) -> tuple[dict[str, dict[str, str]], dict[str, str], dict[str, str]]:
+def _sorted_by_layer(header: Mapping[str, StoredArray]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     layers: dict[str, dict[str, str]] = {}
     whole: dict[str, str] = {}
-    based_on: dict[str, str] = {}
     # peft saves the weight of an adapted embedding or output layer too: its adapter comes first here.
     for stored, about in sorted(header.items(), key=lambda item: ".lora_" not in item[0]):
         if not stored.startswith(PREFIX):
@@ -231,19 +228,15 @@ def _sorted_by_layer(
             kind = f"is of a kind that mlx-lm has nothing for ({quote(name.rpartition('.lora_')[2], 30)})"
             raise UserError(SETTING, f"The adapter of {quote(name.partition('.lora_')[0], NAME)} {kind}.")
         elif (layer := name.removesuffix(".base_layer.weight")) in layers:
-            based_on[f"{layer}.weight"] = stored
+            layers[layer]["base"] = stored
         elif ".base_layer." in name:
-            raise _trained_beside(name.replace(".base_layer", ""))
+            bias = "was trained beside the adapters (peft's bias), which mlx-lm has nothing for"
+            raise UserError(SETTING, f"{quote(name.replace('.base_layer', ''), NAME)} {bias}.")
         else:
             whole[name.replace(".modules_to_save", "")] = stored
     if not layers and not whole:
         raise UserError(SETTING, f"{ARRAYS} holds no adapter.")
-    return layers, whole, based_on
-
-
-def _trained_beside(name: str) -> UserError:
-    bias = "was trained beside the adapters (peft's bias), which mlx-lm has nothing for"
-    return UserError(SETTING, f"{quote(name, NAME)} {bias}.")
+    return layers, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +424,7 @@ def _check_places(adapter: PeftAdapter, origin: Origin) -> None:
             raise UserError(SETTING, f"The adapter of {called} holds numbers that are not finite.")
     for name, array in adapter.based_on.items():
         if not mx.array_equal(array, origin.tensor(name).astype(array.dtype)):
-            raise _trained_beside(name)
+            raise UserError(SETTING, f"The adapter was trained on another {quote(name, NAME)} than the model's.")
     for name, shape in origin.shapes.items():
         layer = name.removesuffix(".weight")
         is_linear = len(shape) == 2 and name.endswith(".weight") and name in sources

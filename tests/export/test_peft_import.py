@@ -246,7 +246,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         "adapter of model.embed_tokens is of a kind that mlx-lm has nothing for",
     ),
     "whole numbers": (arrays(lambda held: held.update({A: held[A].astype(mx.int32)})), "as I32, which is no float"),
-    "another base": (with_array(f"{Q}.base_layer.weight", mx.zeros((32, 32))), f"{Q}.weight was trained beside"),
+    "another base": (with_array(f"{Q}.base_layer.weight", mx.zeros((32, 32))), f"trained on another {Q}.weight"),
     "bias": (with_array(f"{Q}.base_layer.bias", mx.zeros(32)), f"{Q}.bias was trained beside"),
     "whole module": (with_array("score.weight", mx.zeros(32)), "score.weight was trained as a whole"),
     "half of a tied pair": (with_array("model.embed_tokens.weight", mx.zeros((320, 32))), "both are one array"),
