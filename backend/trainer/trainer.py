@@ -116,7 +116,9 @@ class Trainer:
 
     def load(self, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
         """Load `parts`, in the state of `saved` if there is a checkpoint, and write `started`."""
-        # Before the slow part: a signal while the model loads then ends the run with a line in the event log.
+        # Before the slow part: a signal while the model loads ends the run at its step, with a line in the event log.
+        if saved is not None:
+            self.state, self.saver.saved_step, self._begun = saved.state, saved.state.step, saved.state.step
         if self.shared is None:
             self.control.listen_to_signals()
         self.event_log.write("phase", phase="loading")
@@ -132,8 +134,6 @@ class Trainer:
         if saved is not None:
             parts.restore(saved, self.config, self.note)
             checkpoint.refresh_adapters(self.folder, saved, parts.policy, self.config)
-            self.state, self.saver.saved_step = saved.state, saved.state.step
-            self._begun = saved.state.step
         elif self.config.adapter:
             self.note(load_start(parts.policy, self.config, self.config.adapter, self.folder.path.parent))
         # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.

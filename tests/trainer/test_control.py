@@ -17,7 +17,7 @@ from backend.runs import checkpoint
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.runs.steering import Change, read_changes, request_change
-from backend.trainer import trainer
+from backend.trainer import run_context, trainer
 from backend.trainer.control import STOP_SIGNALS, Control, Stopped
 from backend.trainer.run_process import train
 from tests.support import small_run
@@ -85,6 +85,23 @@ def test_a_word_that_came_since_the_run_was_locked_is_obeyed(inputs: Path, made_
     made_run.say("stop")
     ending = train(parse(settings), made_run, command="a test", lock=lock)
     assert (ending.kind, ending.step) == ("stopped", 0) and words(made_run) == ["stop"] and not made_run.is_locked()
+
+
+def test_a_stop_while_the_model_of_a_resumed_run_loads_is_at_its_step(
+    inputs: Path, made_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that the run was stopped at step 0."""
+    raw = small_run.settings_for(inputs)
+    small_run.train_here(raw, made_run, small_run.stop_after(made_run, 2))
+
+    def load(*_: Any) -> None:
+        raise Stopped("it was asked to stop")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_context, "load_policy", load)
+        ending = small_run.train_here(raw, made_run)
+    assert ending.sentence.startswith("Stopped at step 2 because") and events(made_run, "stopped")[-1]["step"] == 2
+    assert small_run.train_here(raw, made_run).kind == "finished" and small_run.steps(made_run) == [1, 2, 3]
 
 
 def test_a_save_is_of_the_step_that_was_running_and_an_unknown_word_is_refused(
