@@ -31,7 +31,7 @@ BAR_ROLE = ROLE.UserRole  # item role: (length −1 to 1, colour) of the bar und
 STOP_LABELS = {"eos": "ended", "string": "stop text", "length": "cut off"}  # stop reason of a completion → its label
 PREVIEW_CHARS, HEADER_CHARS, TIP_CHARS = 400, 14, 80
 MIN_FIGURE_WIDTH, MAX_FIGURE_WIDTH, MIN_TEXT_WIDTH, LOGGED_TEXT_WIDTH, DOT_WIDTH = 74, 124, 176, 112, 18
-BRIEF_WIDTH, BRIEF_TEXT_WIDTH = 54, 150  # of a score, and least of the text, where the headers of scores are dots
+BRIEF_WIDTH, BRIEF_TEXT_WIDTH = 54, 140  # of a score, and least of the text, where the headers of scores are dots
 
 
 def one_line(text: Any) -> str:
@@ -332,7 +332,7 @@ class CompletionTable(BaseTable):
             least = LOGGED_TEXT_WIDTH if is_text else MIN_FIGURE_WIDTH
             if dot and self._completions.is_brief:
                 least, scores = BRIEF_WIDTH, (self._completions.text(line, at) for line in self._completions.rows)
-                needed = self.fontMetrics().horizontalAdvance(max(scores, key=len, default="")) + 2 * CELL_PADDING + 2
+                needed = self.fontMetrics().horizontalAdvance(max(scores, key=len, default="")) + 2 * CELL_PADDING + 1
             widths[at] = max(theme.scaled(least), min(theme.scaled(MAX_FIGURE_WIDTH), needed))
             if column.kind == "prompt":
                 widths[at] = max(theme.scaled(LOGGED_TEXT_WIDTH), self.viewport().width() // 7)

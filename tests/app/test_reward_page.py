@@ -204,6 +204,9 @@ def test_no_score_is_cut(qtbot, page: RewardsPage, tmp_path, user_file):
     assert texts == ["", "−0.0588", "−0.118", "−0.176", "−0.235"]
     needed = max(map(table.fontMetrics().horizontalAdvance, texts)) + 2 * theme.CELL_PADDING
     assert needed <= table.columnWidth(column) < needed + 20
+    edit(page, "/ -17", "/ 2")
+    qtbot.waitUntil(lambda: page.results.completions.index(1, column).data() == "0.500")
+    assert table.columnWidth(column) == theme.scaled(54), "five of them fit into a window of 1280 pixels"
 
 
 def test_row_numbers_are_parsed() -> None:
