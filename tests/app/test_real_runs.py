@@ -133,6 +133,10 @@ def test_what_came_of_a_run(qtbot: QtBot, session: Session, real_runs: Path, tmp
         session.run.changed.emit()
     show_run(qtbot, session, real_runs / "failed")
     assert page.grid.isHidden() and page.log.text.isVisible(), "no empty charts of a run that failed at once"
+    page.hide()  # the other run is chosen on another page
+    show_run(qtbot, session, real_runs / "lora")
+    page.show()
+    assert page.grid.isVisible() and not page.log.text.isVisible(), "the log took half of the next run's page"
 
 
 def test_sections_of_charts_stay_folded(qtbot: QtBot, session: Session, real_runs: Path) -> None:

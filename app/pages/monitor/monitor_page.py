@@ -216,7 +216,7 @@ class MonitorPage(QWidget):
         is_low = self._is_low = self.height() < theme.scaled(LOW_PAGE)
         for tile in self.tiles.values():
             tile.set_low(is_low)
-        has_charts = run.is_live or run.state == "queued" or run.step > 0
+        has_charts = run_has_charts(run)
         set_shown(self._tile_row, has_charts and (run.is_live or not is_low))
         show_all(has_charts, self.grid, *self.grid.tools[1:])
         self.log.fill(not has_charts)
@@ -229,7 +229,7 @@ class MonitorPage(QWidget):
             return
         # Filled first: each part that appears in a shown card lays out the page and all charts again.
         self._fill_verdict(run)
-        if self.grid.isHidden():  # nothing else is there to see
+        if not run_has_charts(run):  # nothing else is there to see
             self.log.unfold()
         self.verdict.show()
         # The card has new buttons, which Qt puts at the end of the tab order.
@@ -358,6 +358,10 @@ def changes(run: Run) -> list[BeforeAfter]:
         before = means[0].value if len(means) > 1 else None
         found.append(BeforeAfter(text, before, means[-1].value, "share" if passes else ""))
     return [change for change in found if change.after is not None]
+
+
+def run_has_charts(run: Run) -> bool:
+    return run.is_live or run.state == "queued" or run.step > 0
 
 
 def effort(run: Run) -> str:
