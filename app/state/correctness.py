@@ -85,6 +85,8 @@ def largest_reward(run: Run) -> float | None:
     weights = run.config.get("reward_weights") or [1.0] * len(entries)
     if not isinstance(weights, list) or len(weights) != len(entries) or run.config.get("stages"):
         return None
+    if len(run.reward_names) > len(entries):  # those of environments
+        return None
     if any(SETTINGS["reward_weights"].label in mark.sentence for mark in run.data.marks if mark.kind == "change"):
         return None
     scores = [score for _, score in _full_scores(entries)]

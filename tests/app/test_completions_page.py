@@ -4,8 +4,10 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from PIL import Image
 from PySide6.QtCore import QSize, Qt
@@ -14,8 +16,9 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QFileDialog
 
 from app import theme
-from app.pages.completions.completions_page import CompletionsPage
+from app.pages.completions.completions_page import CompletionsPage, weights_at
 from app.pages.completions.reading_pane import MEASURES, background
+from app.state.correctness import largest_reward
 from app.state.reward_bench import without_scores
 from app.state.session import Session
 from app.widgets.completion_detail import CompletionDetail, SideBySide
@@ -330,6 +333,17 @@ def test_another_page_can_ask_for_a_step_and_a_filter(qtbot, page: CompletionsPa
     assert texts_shown(page) == ["so it is", "so it was"]
     page.show_requested(3, "no such filter")
     assert texts_shown(page) == ["last", "last"]
+
+
+def test_rewards_of_environments_are_explained_too() -> None:
+    config = {"reward_functions": ["r1_int"], "reward_weights": [0.5]}
+    parts = {"config": config, "data": SimpleNamespace(marks=[]), "series": lambda _: (np.empty(0), np.empty(0))}
+    run: Any = SimpleNamespace(reward_names=["r1_int", "Wordle"], **parts)
+    row = {"completions": [{"rewards": {"r1_int": 0.5, "Wordle": 1.0}, "reward": 1.25}]}
+    assert weights_at(run, 1, [row]) == [0.5, 1.0]
+    assert largest_reward(run) is None, "what Wordle gives at most is unknown"
+    run.reward_names.pop()
+    assert largest_reward(run) == 0.25
 
 
 def test_what_is_shown_is_saved(qtbot, page: CompletionsPage, run, tmp_path: Path, monkeypatch, told) -> None:

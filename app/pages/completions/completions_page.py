@@ -117,7 +117,9 @@ def weights_at(run: Run, step: int, rows: Sequence[Mapping[str, Any]]) -> list[f
     configured = run.config.get("reward_weights") or [1.0] * len(names)
     is_list = isinstance(configured, list) and all(isinstance(x, int | float) for x in configured)
     completions = [completion for row in rows for completion in listed_completions(row)]
-    for weights in (logged, [float(x) for x in configured] if is_list else []):
+    # Environments have weight 1.
+    whole = [*map(float, configured), *[1.0] * (len(names) - len(configured))] if is_list else []
+    for weights in (logged, whole):
         if not names or len(weights) != len(names):
             continue
         for completion in completions:

@@ -185,10 +185,6 @@ class RunsPage(QWidget):
             self._watcher.addPath(str(folder))
         self.runs.refresh()
 
-    def _reread(self, paths: list[Path]) -> None:
-        for path in paths:
-            self.runs.reread(path)
-
     def _on_listed(self, paths: set[Path]) -> None:
         self.model.keep_only(paths)
         if self._comparison is None or self._comparison.isHidden():
@@ -368,7 +364,8 @@ class RunsPage(QWidget):
         chosen = self.table.selected_runs()
         records = chosen if len(chosen) > 1 else self.runs.records.values()
         folders = [RunFolder(Path(record.summary.path)) for record in records if record.disk.get("checkpoints")]
-        configure(FreeSpaceDialog(freeable_space(folders), self), freed=self._reread).show()
+        dialog = FreeSpaceDialog(freeable_space(folders), self)
+        configure(dialog, freed=lambda paths: [self.runs.reread(path) for path in paths]).show()
 
     def _on_moved(self) -> None:
         moved = self.trashed
