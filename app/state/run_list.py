@@ -28,7 +28,7 @@ from backend.utils.errors import UserError
 CACHE = "runs-cache.jsonl"
 SLICE_S = 0.010
 CHANGING = ("starting", "running", "queued")
-CACHE_FORMAT = [[field.name for field in fields(part)] for part in (RunRecord, Summary, RunNotes)]
+CACHE_FORMAT = [["names 2"], *([field.name for field in fields(part)] for part in (RunRecord, Summary, RunNotes))]
 LAUNCH_S = 15.0  # grace of a queue runner from its start to its lock: it imports first
 
 
