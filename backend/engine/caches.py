@@ -16,6 +16,28 @@ from backend.engine.device import on_gpu
 from backend.engine.layers import gather_with_repeats
 
 
+class Rotations:
+    """A rotary embedding of halves, which turns x = (x₁, x₂) into x₁ ⊗ rotation[:, 0] + x₂ ⊗ rotation[:, 1]."""
+
+    def __init__(self, rope: Any, size: int) -> None:
+        self.rope, self.size, self.table = rope, size, mx.zeros((0, 2, size))
+
+    def at(self, position_N: mx.array, most: int) -> mx.array:
+        """[N, 2, size] float32 at positions below `most`. On a CPU from a table: `rope` is 15 operations there."""
+        if on_gpu():
+            return self.turned(position_N)
+        if len(self.table) < most:
+            self.table = self.turned(mx.arange(1 << (most - 1).bit_length()))
+            mx.eval(self.table)
+        return self.table[position_N]
+
+    def turned(self, position_N: mx.array) -> mx.array:
+        halves_21d = np.repeat(np.eye(2, dtype=np.float32), self.size // 2, axis=1)[:, None]
+        halves_N21d = mx.array(np.broadcast_to(halves_21d, (len(position_N), *halves_21d.shape)))
+        turned = self.rope(mx.stop_gradient(halves_N21d), offset=position_N)  # a copy: `rope` may change its input
+        return turned.reshape(-1, 2, self.size)
+
+
 class StepContext:
     """State that all layers share in one decoding step. Rows are padded on the left, so all write the same `slot`;
     `position_B` is each row's own position. With `tokens` N, row b writes N columns from slot[b] on instead."""
@@ -66,21 +88,14 @@ class StepContext:
             self._masks[heads, window] = mask if mask.ndim == 4 else mask[:, None, None]
         return self._masks[heads, window]
 
-    def rotation(self, rope: Any, size: int) -> mx.array:
-        """[B · N, 2, size] float32: a rotary embedding of halves turns x = (x₁, x₂) into x₁ ⊗ rotation[:, 0] + x₂ ⊗
-        rotation[:, 1]. One call of `rope` serves queries and keys of all layers."""
+    def rotation(self, rope: Rotations) -> mx.array:
+        """[B · N, 2, size] float32. One call serves queries and keys of all layers."""
         if id(rope) not in self._rotations:
             position = self.position_B
             if self.tokens is not None:
                 position = (position[:, None] + mx.arange(self.tokens)).flatten()
-            halves_B21d = _halves(len(position), size)
-            turned = rope(mx.stop_gradient(halves_B21d), offset=position)  # a copy: `rope` may change its input
-            self._rotations[id(rope)] = turned.reshape(-1, 2, size)
+            self._rotations[id(rope)] = rope.at(position, self.column_C.size)
         return self._rotations[id(rope)]
-
-
-def _halves(B: int, size: int) -> mx.array:
-    return mx.array(np.tile(np.repeat(np.eye(2, dtype=np.float32), size // 2, axis=1)[None, :, None], (B, 1, 1, 1)))
 
 
 class SlotCache:

@@ -24,6 +24,8 @@ JUDGED_TOKENS = 1 << 15  # prompts and replies that a judge model decodes togeth
 
 REPLY_TOKENS = 256  # of its reply, for each completion or criterion and around them
 
+STORED_WIDTH = 64  # columns of a slice in `cpu.sliced`
+
 BUCKET = 64  # columns by which the KV cache of short rows grows; each capacity is a trace
 
 

@@ -13,7 +13,9 @@ from functools import cache
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
+from backend.engine.chunk_sizes import STORED_WIDTH
 from backend.engine.device import on_cpu, on_x86
 from backend.engine.graph import compiled_by_shape
 
@@ -94,7 +96,8 @@ def _exp(x: mx.array) -> mx.array:
 
 def row_sums(x: mx.array) -> mx.array:
     """Sums over the last axis, [..., 1], of float32."""
-    return x @ mx.ones((x.shape[-1], 1)) if on_x86() else x.sum(axis=-1, keepdims=True)
+    # Ones as a constant, or each call would make them.
+    return x @ mx.array(np.ones((x.shape[-1], 1), np.float32)) if on_x86() else x.sum(axis=-1, keepdims=True)
 
 
 # OpenBLAS multiplies up to this rows · columns · inner and rows · columns without packing
@@ -103,8 +106,6 @@ UNPACKED_FLOPS, UNPACKED_SIZE = 10**6, 1024
 MIN_WIDTH, MAX_WIDTH = 32, 512  # columns of a slice
 
 MAX_ROWS = 16  # with more rows packing costs little
-
-STORED_WIDTH = 64  # columns of a slice in `sliced`
 
 
 def sliced(weight: mx.array) -> mx.array:
@@ -144,7 +145,8 @@ def _sigmoid(x: mx.array) -> mx.array:
 
 
 @compiled_by_shape
-def _forward(gate: mx.array, up: mx.array) -> mx.array:
+def swiglu_forward(gate: mx.array, up: mx.array) -> mx.array:
+    """`swiglu` without a gradient."""
     gate_32 = gate.astype(mx.float32)
     return (gate_32 * _sigmoid(gate_32) * up.astype(mx.float32)).astype(up.dtype)
 
@@ -161,7 +163,7 @@ def _backward(gate: mx.array, up: mx.array, d_out: mx.array) -> tuple[mx.array, 
 @mx.custom_function
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     """silu(gate) · up, elementwise, of any shape they share, rounded once to the type of `up`."""
-    return _forward(gate, up)
+    return swiglu_forward(gate, up)
 
 
 @swiglu.vjp

@@ -110,15 +110,15 @@ def rotated_heads_plain(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Queries [B, H, 1, d], keys and values [B, J, 1, d], from their projection; queries and keys normed and rotated
     (`StepContext.rotation`). Rounded where the learner rounds."""
-    turned = heads.queries + heads.keys
-    x, values = heads_BN1d[:, :turned], heads_BN1d[:, turned:]
+    x, values = mx.split(heads_BN1d, [heads.queries + heads.keys], axis=1)
     if norms:
         x = mx.fast.rms_norm(x, None, norms.eps) * norms.weight
     # Each half of a head, times both halves of its rotation.
     of_first, of_second = mx.split(rotation_B2d.reshape(len(x), 1, 2, 2, -1), 2, axis=2)
     first, second = mx.split(x.astype(mx.float32), 2, axis=-1)
     x = (first * of_first.squeeze(2) + second * of_second.squeeze(2)).astype(x.dtype).reshape(x.shape)
-    return x[:, : heads.queries], x[:, heads.queries :], values
+    queries, keys = mx.split(x, [heads.queries], axis=1)
+    return queries, keys, values
 
 
 def rotated_heads(

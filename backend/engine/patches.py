@@ -140,7 +140,7 @@ def _training_inputs(keys: mx.array, values: mx.array, cache: Any, mask: Any) ->
     return AttentionInputs(keys, values) if whole_rows else None
 
 
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+def swiglu(gate: mx.array, up: mx.array, ours: Callable[..., Any] | None = None) -> mx.array:
     """silu(gate) · up, in vectors where mlx's exp is scalar, rounded once in 16 bits."""
     # Our backward passes do not sum over broadcast axes.
     if gate.shape != up.shape:
@@ -148,7 +148,7 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     has_16_bits = gate.dtype != mx.float32
     # In 16 bits at any size, for small decoding steps must round as large batches do.
     is_ours = has_16_bits or (exp_is_scalar() and gate.size >= MIN_SWIGLU)
-    return cpu.swiglu(gate, up) if is_ours else MLX_LM_SWIGLU(gate, up)  # pyright: ignore[reportReturnType]
+    return (ours or cpu.swiglu)(gate, up) if is_ours else MLX_LM_SWIGLU(gate, up)  # pyright: ignore[reportReturnType]
 
 
 def gated_delta_update(

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.lora import LoRALinear
 
-from backend.engine.cpu import matmul_transposed, sliced
+from backend.engine.cpu import matmul_transposed, sliced, swiglu_forward
 from backend.engine.device import on_gpu
 from backend.engine.metal import GATE, MOST_RANKS, NOTHING, adapted, added, summed
 from backend.engine.patches import swiglu
@@ -41,28 +41,29 @@ class FusedProjection(nn.Module):
         return y + self["bias"] if "bias" in self else y
 
     def step(self, x: mx.array, *, is_gate: bool = False, with_kernel: bool = False) -> mx.array:
-        """For one token a row [B, 1, in]; with `is_gate` silu(first half) · second half of the outputs. `with_kernel`:
-        in one Metal kernel."""
+        """For one token a row [B, 1, in], on a CPU [1, B, in] too; with `is_gate` silu(first half) · second half of the
+        outputs. `with_kernel`: in one Metal kernel."""
         if with_kernel and self._fits_kernel():
             after = GATE if is_gate else NOTHING
             return adapted(self._base(x)[:, 0], x[:, 0], self["a"], self["b"], after)[:, None]
         if not is_gate:
             return self(x)
         if (slices := self._slices(x)) is None or len(slices) % 2:
-            return swiglu(*mx.split(self(x), 2, axis=-1))
-        return swiglu(*mx.split(slices, 2)).swapaxes(0, 1).reshape(len(x), 1, -1)
+            return swiglu(*mx.split(self(x), 2, axis=-1), ours=swiglu_forward)
+        return swiglu(*mx.split(slices, 2), ours=swiglu_forward).swapaxes(0, 1).reshape(*x.shape[:-1], -1)
 
     def heads(self, x: mx.array, size: int) -> mx.array:
-        """The outputs of one token a row [B, 1, in] as heads [B, out / size, 1, size]."""
+        """The outputs of one token a row as heads [B, out / size, 1, size]."""
         slices = self._slices(x)
         if slices is None or slices.shape[-1] != size:
-            return self(x).reshape(len(x), -1, 1, size)
+            y = self(x)
+            return y.reshape(-1, y.shape[-1] // size, 1, size)
         return slices.swapaxes(0, 1)[:, :, None]
 
     def _slices(self, x: mx.array) -> mx.array | None:
-        """The outputs of one token a row [B, 1, in] as `sliced` weights give them, [out / width, B, width]."""
+        """The outputs of one token a row as `sliced` weights give them, [out / width, B, width]."""
         weight = self["weight"]
-        return None if weight.ndim == 2 or "bias" in self else x.swapaxes(0, 1) @ weight
+        return None if weight.ndim == 2 or "bias" in self else x.reshape(1, x.size // x.shape[-1], x.shape[-1]) @ weight
 
     def added_step(self, x: mx.array, stream: mx.array, *, with_kernel: bool = False) -> mx.array:
         """stream + y for one token a row [B, 1, out], in the type of x."""

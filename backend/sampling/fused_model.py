@@ -7,6 +7,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -15,8 +16,9 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from backend.engine import device, patches, residual_stream
-from backend.engine.attention import cached_attention
-from backend.engine.caches import PackedSlotCache, SlotCache, StepContext
+from backend.engine.attention import cached_attention, step_attention
+from backend.engine.caches import PackedSlotCache, Rotations, SlotCache, StepContext
+from backend.engine.cpu import matmul_transposed, sliced
 from backend.engine.metal import HeadNorms, Heads, rotated_heads, rotated_heads_plain
 from backend.engine.model_probe import describe_error
 from backend.engine.output_layer import SplitModel
@@ -52,7 +54,7 @@ class DecodingBlock(nn.Module):
         size = rotated_size(attention.rope)
         self.heads = Heads(output.sizes[0] // size, output.sizes[1] // size, size)
         self.uses_kernels = False  # kernels of our own, on Metal
-        self.rotate_as(attention.rope)
+        self.rotations = Rotations(attention.rope, size)
         self.refresh()
 
     def refresh(self) -> None:
@@ -62,9 +64,6 @@ class DecodingBlock(nn.Module):
             weights = [q_norm.weight] * self.heads.queries + [k_norm.weight] * self.heads.keys
             self.norm_weight = mx.stack(weights)[:, None]  # an array of the module, so an input of compiled steps
             mx.eval(self.norm_weight)
-
-    def rotate_as(self, rope: Any) -> None:
-        self.rope = lambda: rope  # in a function, or it would be a child
 
     def __getattr__(self, name: str) -> Any:
         return self[name] if name in self else getattr(self.get("block"), name)
@@ -79,10 +78,12 @@ class DecodingBlock(nn.Module):
         where it is kept in float32; its float32 passes from block to block in the cache's step."""
         block = self.block
         attention, mlp, heads = block.self_attn, block.mlp, self.heads
-        normed = block.input_layernorm(x_B1H)
-        stream_B1H = cache.step.stream_of(x_B1H)
         projection, step = attention.q_proj.output.projection, cache.step
-        rotation = step.rotation(self.rope(), heads.size)
+        x, stream = x_B1H, step.stream_of(x_B1H)
+        if device.on_cpu():
+            x = stream = stream.reshape(1, -1, stream.shape[-1])  # as products in slices take it
+        normed = block.input_layernorm(x)
+        rotation = step.rotation(self.rotations)
         norms = HeadNorms(self.norm_weight, attention.q_norm.eps) if "norm_weight" in self else None
         if self.uses_kernels:
             assert isinstance(cache, PackedSlotCache)
@@ -96,14 +97,18 @@ class DecodingBlock(nn.Module):
             attended = mx.fast.scaled_dot_product_attention(
                 queries, keys, values, scale=attention.scale, mask=step.mask(heads.queries, cache.window)
             )
+        elif step.tokens is None:
+            attended = step_attention(queries, keys, values, attention.scale, step.mask(window=cache.window))
         else:
             attended = cached_attention(queries, keys, values, attention.scale, step.mask(window=cache.window))
         if step.tokens is not None:
             attended = attended.swapaxes(1, 2)
-        stream_B1H, x_B1H = self._added(stream_B1H, attention.o_proj, attended.reshape(len(x_B1H), 1, -1))
-        normed = block.post_attention_layernorm(x_B1H)
+        stream, x = self._added(stream, attention.o_proj, attended.reshape(*x.shape[:-1], -1))
+        normed = block.post_attention_layernorm(x)
         gated = mlp.gate_proj.output.projection.step(normed, is_gate=True, with_kernel=self.uses_kernels)
-        step.stream = stream_B1H, x_B1H = self._added(stream_B1H, mlp.down_proj, gated)
+        stream, x = self._added(stream, mlp.down_proj, gated)
+        x_B1H = x.reshape(x_B1H.shape)
+        step.stream = stream, x_B1H
         return x_B1H
 
     def _added(self, stream: mx.array, layer: Any, x: mx.array) -> tuple[mx.array, mx.array]:
@@ -168,6 +173,8 @@ def rotated_size(rope: Any) -> int:
     return size if isinstance(size, int) and size % 2 == 0 else 0
 
 
+HEAD_ROWS = 32  # with more, a product with the output layer's weights in one piece is quicker than in slices
+
 PROBE = mx.array([[1, 2, 3, 2]])  # tokens of the trial pass
 
 
@@ -189,6 +196,7 @@ class FusedModel:
         self.fused_linears: list[FusedLinear] = []
         self.decoding_blocks: list[DecodingBlock] = []  # all blocks of the model, or none
         self.slow_paths: list[str] = []  # messages for the user
+        self.slices_head = False
         self._copies: list[tuple[nn.Module, nn.Module]] = []  # (module of the policy, its copy in `model`)
         was_training = model.training
         model.eval()  # dropout would make the two models differ, and the comparison fail
@@ -198,10 +206,18 @@ class FusedModel:
         elif reason := self._replace_blocks():
             self.slow_paths.append(f"Decoding steps run more kernels than they need: {reason}.")
         model.train(was_training)
+        self.slices_head = merge and self.model is not model and self.split_model.is_product
+        if self.slices_head:
+            self.split_model = replace(self.split_model, logits=self._logits)
 
     @property
     def modules(self) -> list[nn.Module]:
         return [*self.policy.modules(), *self.model.modules()]
+
+    def _logits(self, hidden: mx.array) -> mx.array:
+        head: Any = self.split_model.head
+        rows = hidden.size // hidden.shape[-1]
+        return matmul_transposed(hidden, self.model["sliced_head"] if rows <= HEAD_ROWS else head.weight)
 
     @property
     def packs_cache(self) -> bool:
@@ -223,9 +239,13 @@ class FusedModel:
             duplicate.update({name: value for name, value in original.items() if isinstance(value, mx.array)})
         for block in self.decoding_blocks:
             block.refresh()
+        if self.slices_head:
+            self.model.sliced_head = sliced(self.split_model.head.weight)  # pyright: ignore
+            mx.eval(self.model.sliced_head)
 
     def release(self) -> None:
         """Drop the arrays of `refresh`. Call after decoding."""
+        self.model.pop("sliced_head", None)
         for fused in self.fused_linears:
             fused.projection.clear()
 
@@ -283,10 +303,10 @@ class FusedModel:
             except Exception:
                 return ""
             # Blocks whose rotary embeddings turn alike share one, so that a step computes it once.
-            places, seen = StepContext(mx.array(1000), mx.array([0, 700, 1000]), mx.arange(1)), {}
+            places, seen = mx.array([0, 300, 1000]), {}
             for block in blocks.values():
-                rotation = places.rotation(block.rope(), block.heads.size)
-                block.rotate_as(seen.setdefault(np.array(rotation).tobytes(), block.rope()))
+                rotation = block.rotations.turned(places)
+                block.rotations = seen.setdefault(np.array(rotation).tobytes(), block.rotations)
             copies: list[tuple[nn.Module, nn.Module]] = []
             model = replace_modules(self.model, blocks, copies)
             split_model = self.split_model.of_tree(model)

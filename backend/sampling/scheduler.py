@@ -196,7 +196,7 @@ class Scheduler:
         # Token t of a completion uses column t, in any row and step. A row at its length limit continues with the
         # others; its tokens are discarded, so any column will do.
         column_SB = np.minimum(rows.generated + np.arange(steps)[:, None], self.uniform_NT.shape[1] - 1)
-        for uniform_B in mx.array(self.uniform_NT[rows.index, column_SB]) if steps else ():
+        for uniform_B in map(mx.array, self.uniform_NT[rows.index, column_SB]):
             token_B, slot = unread[-1].token_B, mx.array(rows.slot)
             results, rows.keys, rows.values = self.step(
                 token_B, slot, rows.pad_B, uniform_B, rows.column_C, rows.keys, rows.values, *self.drawing.state

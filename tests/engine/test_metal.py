@@ -8,7 +8,7 @@ import mlx.nn as nn
 import pytest
 
 from backend.engine import metal
-from backend.engine.caches import StepContext
+from backend.engine.caches import Rotations, StepContext
 from backend.engine.device import has_metal
 from backend.engine.metal import HeadNorms, Heads, MetalKernel
 from tests.support import metal_shim
@@ -86,7 +86,7 @@ def test_an_adapter_added_to_the_residual_stream(stream: mx.Dtype, dtype: mx.Dty
 def test_heads(shape: Heads, has_norms: bool, dtype: mx.Dtype, kernels: None) -> None:
     qkv = mx.random.normal((3, 1, shape.all * shape.size), key=mx.random.key(0)).astype(dtype)
     step = StepContext(mx.array(40), mx.array([0, 7, 40]), mx.arange(64))
-    rotation = step.rotation(nn.RoPE(shape.size, base=1e4), shape.size)
+    rotation = step.rotation(Rotations(nn.RoPE(shape.size, base=1e4), shape.size))
     q_weight, k_weight = (1 + 0.3 * mx.random.normal((2, shape.size), key=mx.random.key(1))).astype(dtype)
     weights = mx.stack([q_weight] * shape.queries + [k_weight] * shape.keys)[:, None]
     norms = HeadNorms(weights, 1e-6) if has_norms else None
@@ -107,7 +107,7 @@ def test_rotated_heads_are_those_of_a_norm_and_a_rotary_embedding(H: int, J: int
     step = StepContext(mx.array(40), mx.array([0, 7, 40]), mx.arange(64))
     queries, *new = metal.rotated_heads_plain(
         qkv.reshape(3, -1, 1, size),
-        step.rotation(rope, size),
+        step.rotation(Rotations(rope, size)),
         Heads(H, J, size),
         HeadNorms(mx.stack([weights[0]] * H + [weights[1]] * J)[:, None], 1e-6) if has_norms else None,
     )

@@ -96,7 +96,9 @@ def test_the_fused_model_has_the_logps_of_the_policy(models: Path, case: dict[st
         tokens = mx.array([[5, 70, 200, 9]])
         split_model = fused.split_model.logits(fused.split_model.hidden(tokens))
         np.testing.assert_allclose(np.array(split_model), np.array(fused.model(tokens)), atol=1e-5)
+        assert fused.slices_head == (merge and policy.split_model.is_product) == ("sliced_head" in fused.model)
         fused.release()
+        assert "sliced_head" not in fused.model
         if seed == 2:
             after = dict(tree_flatten(policy.model.parameters()))
             assert all(np.array_equal(np.array(after[name]), x) for name, x in before.items())
@@ -149,13 +151,13 @@ def test_packed_weights_are_the_only_copy(models: Path, bits: int | None) -> Non
     before = active()
     fused = FusedModel(policy.model, policy.split_model, merge=False, others=[policy.reference_model])
     assert fused.fused_linears
-    assert active() - before < 0.03 * weights
+    assert active() - before < 0.03 * weights + 1024  # the trial's table of rotations
     policy_layer, reference_layer = (tree.layers[0].self_attn for tree in (policy.model, policy.reference_model))
     assert policy_layer.k_proj.linear.weight is reference_layer.k_proj.weight
     fused.refresh()
     assert 0 < active() - before < 4 * sum(x.nbytes for x in policy.trainable().values()) + 4096
     fused.release()
-    assert active() - before < 0.03 * weights
+    assert active() - before < 0.03 * weights + 1024  # the trial's table of rotations
 
 
 PROBLEMS = [Problem(i, "", [], [5 + 7 * i + j for j in range(n)], "") for i, n in enumerate((1, 30, 70))]

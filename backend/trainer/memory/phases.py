@@ -15,6 +15,7 @@ from backend.engine.chunk_sizes import (
     MICRO_BATCH_TOKENS,
     PREFILL_TOKENS,
     REPLY_TOKENS,
+    STORED_WIDTH,
     attention_block,
     capacity,
 )
@@ -338,15 +339,18 @@ class MemoryModel:
 
     def _merged_weights(self, plan: MemoryPlan) -> int:
         """The weights that only decoding uses: float weights with adapters merged in, else the adapters fused side by
-        side; under full fine-tuning the fused matrices that share an input (q, k, v; gate, up)."""
+        side; under full fine-tuning the fused matrices that share an input (q, k, v; gate, up). On a CPU in float32 the
+        output layer's too, in slices."""
+        is_sliced = not (self.gpu or self.quantised) and self.shape.vocabulary % STORED_WIDTH == 0
+        head = self.shape.vocabulary * self.shape.hidden if is_sliced and self.width == FLOAT_BYTES else 0
         if self.full:
             linears = (linear for layer in self.shape.layers for linear in layer if linear.experts == 1)
             fused = sum(each.numbers for each in linears if not each.name.endswith(("o_proj", "down_proj")))
-            return self.width * fused if plan.merge else 0
+            return self.width * (fused + head) if plan.merge else 0
         # Adapters stay beside quantised and 16-bit weights (`backend.sampling.fused_model`).
         if not plan.merge or self.quantised or self.weight_width != FLOAT_BYTES:
             return self.trainable()
-        return self.width * sum(linear.numbers for linear in self.adapted if linear.experts == 1)
+        return self.width * (sum(linear.numbers for linear in self.adapted if linear.experts == 1) + head)
 
     def training(self, plan: MemoryPlan) -> Phase:
         """The peak of training: in the backward pass of a micro-batch or of shared prompts, or in the update."""
