@@ -284,8 +284,9 @@ def test_the_figures_are_those_of_the_models_as_wholes(trained_run: TrainedRun, 
         expected, actual, untrained = (model(tokens)[0, -len(answer) - 1 : -1] for model in models)
         logp = [x - mx.logsumexp(x, axis=-1, keepdims=True) for x in (expected, actual)]
         nats += [abs((logp[1] - logp[0])[i, token].item()) for i, token in enumerate(answer)]
-        errors.append(actual - expected)
-        effects.append(expected - untrained)
+        centred = [x - mx.mean(x, axis=-1, keepdims=True) for x in (expected, actual, untrained)]
+        errors.append(centred[1] - centred[0])
+        effects.append(centred[0] - centred[2])
     error, effect = mx.concatenate(errors), mx.concatenate(effects)
     found = report.verification
     assert found.max_error == pytest.approx(mx.abs(error).max().item(), rel=1e-3)
