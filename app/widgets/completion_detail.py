@@ -14,7 +14,7 @@ from app import theme
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.layout import column, configure, holder, row, splitter
-from app.widgets.basic.number_format import figure, finite, signed
+from app.widgets.basic.number_format import counted, figure, finite, signed
 from app.widgets.completion_table import STOP_LABELS, advantage_colour, logged_text, one_line
 from app.widgets.pictures import PictureStrip
 from backend.runs.completion_rows import (
@@ -137,7 +137,7 @@ class CompletionPane(QWidget):
             colour = advantage_colour(completion["advantage"]).name()
             parts.append(f'<span style="color:{colour}">Advantage {signed(completion["advantage"])}</span>')
         if (tokens := policy_tokens(completion)) is not None:  # nobody knows those of a text that was pasted
-            parts.append(f"{figure(tokens)} tokens, {html.escape(STOP_LABELS.get(stop, stop))}")
+            parts.append(f"{counted(tokens, 'token')}, {html.escape(STOP_LABELS.get(stop, stop))}")
         parts += filter(None, [turns_mark(completion)])
         self.result.setText(_join_unbroken(parts))
         scores = scores_of(completion)
