@@ -399,6 +399,14 @@ def test_a_picture_that_cannot_be_shown_says_why(qapp, tmp_path: Path, content: 
     assert read_picture(str(path), 96).about == said
 
 
+@pytest.mark.parametrize(("tokens", "shown"), [([7], "1 token, ended"), ([7, 8], "2 tokens, ended")])
+def test_tokens_are_counted(qtbot, tokens: list[int], shown: str) -> None:
+    detail = CompletionDetail()
+    qtbot.addWidget(detail)
+    detail.show_completion({}, {"text": "", "tokens": tokens, "stop": "eos", "reward": 1.0})
+    assert shown in detail.completion.result.text().replace("\u00a0", " ")
+
+
 @pytest.mark.parametrize("made", [CompletionDetail, SideBySide])
 def test_pictures_beside_a_prompt(qtbot, tmp_path: Path, made: Callable[[], CompletionDetail | SideBySide]):
     paths = [painted(tmp_path, "red.png", (64, 32)), str(tmp_path / "gone.png")]

@@ -15,7 +15,7 @@ from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import label
 from app.widgets.basic.layout import FlowLayout, card, clear_layout, column, configure, holder, row, set_shown
-from app.widgets.basic.number_format import figure, short_duration
+from app.widgets.basic.number_format import counted, figure, short_duration
 from app.widgets.completion_detail import TagHighlighter, scores_html, show_conversation
 from app.widgets.completion_table import STOP_LABELS
 from app.widgets.pictures import PictureButton, PictureDialog
@@ -153,7 +153,7 @@ def status_text(answer: ChatAnswer) -> str:
     later, seconds = figures["tokens"] - 1, figures["seconds"] - figures["first_token_s"]
     rate = f", then {figure(later / seconds)} tokens/s" if later and seconds > 0 else ""
     first = short_duration(figures["first_token_s"])
-    return f"{figure(figures['tokens'])} tokens, {STOP_LABELS[figures['stop']]}, the first after {first}{rate}{kept}"
+    return f"{counted(figures['tokens'], 'token')}, {STOP_LABELS[figures['stop']]}, the first after {first}{rate}{kept}"
 
 
 def split_thinking(text: str) -> tuple[str, str]:
