@@ -513,7 +513,7 @@ def load_context(
         config, sentence = run_inputs.off_policy(config, steps * config.prompts_per_step / len(training))
         note(sentence)
     count = config.val_batches * config.prompts_per_evaluation_batch
-    named = ["valid", *inputs.splits.evals]
+    named = ["valid", *inputs.splits.evals] if count else []
     evaluation_sets = {"" if name == "valid" else name: prompts[name].first(count) for name in named if name in prompts}
     count = config.test_batches * config.prompts_per_evaluation_batch
     test = prompts["test"].first(count) if "test" in prompts else []

@@ -203,6 +203,8 @@ def test_evaluation_sets_stand_under_their_names_in_one_event(tmp_path: Path) ->
     metrics = events[-1]["metrics"]
     assert metrics["reward"] == metrics["more/reward"], "without a valid split the first set counts"
     assert {"same/reward", "more/rewards/r1_int_reward_func/mean", "same/completions/mean_length"} <= metrics.keys()
+    run, _ = trained(tmp_path, "none", iters=2, steps_per_eval=2, eval_data=sets, val_batches=0)
+    assert "eval" not in {event["kind"] for event in read_events(run.events)}
 
 
 def test_long_prompts_are_left_out_or_cut_on_the_left(tmp_path: Path) -> None:

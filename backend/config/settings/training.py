@@ -194,7 +194,7 @@ class TrainingFields(BaseModel):
     keep_checkpoints: int = _advanced_reports(3, "Keep checkpoints", within=(1, NEVER, "checkpoints"))
     """Newest checkpoints kept on disk, besides the best one."""
     val_batches: int = _reports(25, "Val Batches", within=(-1, NEVER, "batches"))
-    """Batches of held-out prompts per evaluation. −1: all."""
+    """Batches of held-out prompts per evaluation. −1: all. 0: no evaluation."""
     test: bool = _memory(False, "Evaluate test split")
     """Evaluates the test split when training ends."""
     test_batches: int = _memory(
