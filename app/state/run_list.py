@@ -1,6 +1,7 @@
 """Records of all runs for the table, and the queue of waiting runs."""
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,25 +12,41 @@ from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
-from PySide6.QtCore import QFile, QObject, QTimer, Signal
+from PySide6.QtCore import QFile, QObject, QStandardPaths, QTimer, Signal
 
 from app.state.messages import problems_to
 from app.state.processes import start_detached
 from backend.runs.archive import Summary
 from backend.runs.queue import Queue, QueueFile, is_fresh
-from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.run_folder import RunFolder, all_runs, hold_lock
 from backend.runs.run_names import name_of, new_label, results_of, setting_text
 from backend.runs.run_record import RunNotes, RunRecord, change_notes, read_record, record_of, stamp
 from backend.runs.sweep_results import INTERRUPTED, SweepFolder, all_sweeps, shown_state
 from backend.utils.command import backend_command
 from backend.utils.disk import DiskError, replace_file
 from backend.utils.errors import UserError
+from backend.utils.files import make_private_folder
 
 CACHE = "runs-cache.jsonl"
 SLICE_S = 0.010
 CHANGING = ("starting", "running", "queued")
 CACHE_FORMAT = [["names 2"], *([field.name for field in fields(part)] for part in (RunRecord, Summary, RunNotes))]
+DATA = QStandardPaths.StandardLocation.GenericDataLocation
 LAUNCH_S = 15.0  # grace of a queue runner from its start to its lock: it imports first
+
+
+def move_to_trash(run: RunFolder) -> Path | None:
+    """Where it lies now, None if the desktop does not say. Raises UserError for a run in training, or without trash."""
+    with suppress(OSError):  # Qt makes the trash, but not the folder for it
+        make_private_folder(Path(QStandardPaths.writableLocation(DATA)))
+    handle, file = hold_lock(run), QFile(str(run.path))
+    try:
+        if not file.moveToTrash():
+            raise UserError("run", f"{run.path} could not be moved to the trash: {file.errorString()}.")
+    finally:
+        os.close(handle)
+    place = Path(file.fileName())
+    return place if place != run.path and place.exists() else None
 
 
 def read_named(run: RunFolder) -> RunRecord:
@@ -215,8 +232,9 @@ class RunQueue(QObject):
 
     def remove(self, run: RunFolder) -> None:
         is_new = is_fresh(run)
-        if self.change(self.file.remove, run) and is_new and not QFile.moveToTrash(str(run.path)):
-            self.refused.emit(f"{run.path} could not be moved to the trash.")
+        if self.change(self.file.remove, run) and is_new:
+            with problems_to(self.refused.emit):
+                move_to_trash(run)
 
     def set_paused(self, paused: bool) -> None:
         if self.change(self.file.change, is_paused=paused):

@@ -66,17 +66,17 @@ def test_refusals_are_sentences(qapp, monkeypatch) -> None:
 
 
 def test_a_removed_run_goes_to_the_trash(qapp, runners, monkeypatch) -> None:
-    trashed: list[str] = []
-    monkeypatch.setattr("app.state.run_list.QFile.moveToTrash", lambda path: not trashed.append(path))
+    trashed: list[RunFolder] = []
+    monkeypatch.setattr("app.state.run_list.move_to_trash", trashed.append)
     queue = RunQueue()
     run = prepared("a")
     queue.add(run)
     queue.remove(run)
-    assert trashed == [str(run.path)] and queue.waiting == ()
+    assert trashed == [run] and queue.waiting == ()
 
 
 def test_a_run_that_has_begun_is_no_trash(session: Session, monkeypatch) -> None:
-    monkeypatch.setattr("app.state.run_list.QFile.moveToTrash", lambda path: pytest.fail("a run was thrown away"))
+    monkeypatch.setattr("app.state.run_list.move_to_trash", lambda run: pytest.fail("a run was thrown away"))
     run = prepared("stopped")
     run.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "stopped"}\n')
     session.starter.queue_existing(run)

@@ -265,8 +265,7 @@ def test_a_loss_fits_its_columns(qtbot, page: RunsPage, archive: Path, metric: s
 
 
 def test_runs_go_to_the_trash_and_come_back(qtbot, page: RunsPage, archive: Path, monkeypatch, tmp_path) -> None:
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))  # of a new user, who has no such folder
     page.table.choose(archive / "failed")
     page.open()
     page.table.choose(archive / "failed", archive / "finished")

@@ -23,7 +23,7 @@ from app.widgets.form.fields import Field, make_field
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.hub_dialogs import VerbDialog
 from backend.config.config import SETTINGS, TEXTS, problems
-from backend.runs.run_folder import RunFolder, hold_lock
+from backend.runs.run_folder import RunFolder
 from backend.runs.run_names import name_of
 from backend.runs.run_record import FreeableSpace, RunRecord, as_number, free_space, value_text
 from backend.runs.saved_weights import all_checkpoints, best_of
@@ -40,18 +40,6 @@ EXPLAINED = {
 }
 REWARD_SETTINGS = ("reward_functions_file", "reward_functions", "stages")  # settings that name files of code
 CREATE = "Create the run"
-
-
-def move_to_trash(run: RunFolder) -> Path | None:
-    """Where it lies now, None if the desktop does not say. Raises UserError for a run in training, or without trash."""
-    handle, file = hold_lock(run), QFile(str(run.path))
-    try:
-        if not file.moveToTrash():
-            raise UserError("run", f"{run.path} could not be moved to the trash: {file.errorString()}.")
-    finally:
-        os.close(handle)
-    place = Path(file.fileName())
-    return place if place != run.path and place.exists() else None
 
 
 def restore(path: Path, trashed: Path | None) -> None:

@@ -13,11 +13,11 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QInputDialog, QMenu, QW
 
 from app import theme
 from app.pages.runs.compare_view import CompareView
-from app.pages.runs.run_actions import CloneDialog, FreeSpaceDialog, RunAction, move_to_trash, restore
+from app.pages.runs.run_actions import CloneDialog, FreeSpaceDialog, RunAction, restore
 from app.pages.runs.run_details import RunDetails
 from app.pages.runs.run_table import ColumnDialog, RunModel, RunTable
 from app.state.messages import problems_to
-from app.state.run_list import RunList, read_named
+from app.state.run_list import RunList, move_to_trash, read_named
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ElidedLabel, SearchEdit
 from app.widgets.basic.dialogs import open_path
