@@ -252,6 +252,9 @@ def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path)
     assert plot(view, "Reward").step_label.text() == "186,000 tokens"
     texts = [action.text() for action in plot(view, "Reward").menu().actions()]
     assert "Completions of this step" not in texts, "of which run?"
+    for chip in view.legend.chips:
+        chip.click()
+    assert len(view.legend.shown()) == len(view.legend.chips), "hiding the last one shows all again"
     view.axis.choose("time")
     qtbot.waitUntil(lambda: plot(view, "Reward").traces[0].x[-1] == milliseconds[-1])
     axis = plot(view, "Reward").view.step_axis

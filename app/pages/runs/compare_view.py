@@ -147,9 +147,12 @@ class RunLegend(QWidget):
         self.chips = [RunChip(name) for name in names]
         for chip in self.chips:
             chip.setChecked(chip.run.name not in hidden)
-            chip.toggled.connect(lambda _on: self.shown_changed.emit())
+            chip.toggled.connect(self._on_toggled)
             chip.solo_requested.connect(partial(self.solo, chip.run.name))
             self._flow.addWidget(chip)
+
+    def _on_toggled(self) -> None:
+        self.shown_changed.emit() if self.shown() else self.solo("")  # no charts without curves
 
     def solo(self, name: str) -> None:
         """Show this run alone; all runs for ""."""
