@@ -1,4 +1,4 @@
-"""The guide: the chapters of docs/guide as passages and as HTML."""
+"""The guide: its chapters as passages and as HTML."""
 
 import posixpath
 import re
@@ -18,7 +18,7 @@ from backend.config.other_programs.translation import other_names
 from backend.utils.places import project_root
 
 T = TypeVar("T")
-CHAPTERS = ("grpo.md", "settings.md", "charts.md")
+CHAPTERS = ("grpo.md", "settings.md", "charts.md", "../judges.md")
 CONTENTS = CHAPTERS[0]
 PAGE = "app:"
 _ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
@@ -82,6 +82,7 @@ def resolved(link: str, chapter: str) -> str:
         return link
     file, _, anchor = link.partition("#")
     place = posixpath.normpath(posixpath.join(posixpath.dirname(chapter), file)) if file else chapter
+    place = place.removeprefix("../guide/")
     return f"{place}#{anchor}" if anchor else place
 
 
@@ -107,7 +108,7 @@ def documents() -> set[str]:
     """The files, relative to docs, that have to ship with the app."""
     linked = (link for name in CHAPTERS for link in _LINK.findall((folder() / name).read_text(encoding="utf-8")))
     outside = {link.partition("#")[0].removeprefix("../") for link in linked if link.startswith("../")}
-    return outside | {f"guide/{name}" for name in CHAPTERS}
+    return outside | {posixpath.normpath(f"guide/{name}") for name in CHAPTERS}
 
 
 def is_shown(place: str) -> bool:

@@ -70,7 +70,7 @@ def test_paragraphs_have_the_names_that_the_window_shows() -> None:
 
 
 def test_every_file_of_the_guide_is_a_chapter() -> None:
-    assert sorted(FILES) == sorted(file.name for file in guide.folder().iterdir())
+    assert sorted(FILES) == sorted(["../judges.md", *(file.name for file in guide.folder().iterdir())])
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -84,7 +84,7 @@ def test_links_lead_somewhere(name: str) -> None:
 
 def _is_a_place(place: str) -> bool:
     file, _, anchor = place.partition("#")
-    return (guide.folder() / file).is_file() and (not anchor or place in ANCHORS)
+    return (guide.folder() / file).is_file() and (not anchor or place in ANCHORS or file not in FILES)
 
 
 def blocks(language: str) -> list[str]:
