@@ -54,14 +54,18 @@ def details(config: Config, *, holds_out: bool = True) -> list[str]:
         phrases.append(f"{count_text(config.updates_per_step, 'update')} from {learnt}")
     if config.holds_output and "sampling" in does:
         phrases.append(f"Output follows a {'regular expression' if config.output_regex else 'JSON schema'}")
-    if (completions := _length(config)[1]) > 0:
+    steps, completions = _length(config)
+    if completions > 0:
         phrases.append(f"{completions:,} {'completions' if 'sampling' in does else 'rows'} in all")
-    saved, evaluated = f"saved {every_text(config.save_every)}", f"Evaluated {every_text(config.steps_per_eval)}"
+    saved = "at the end" if 0 < steps < config.save_every else every_text(config.save_every)
+    evaluated = f"Evaluated {every_text(config.steps_per_eval)}"
     if not config.steps_per_eval:
         evaluated = "Never evaluated on the way"
     elif not (holds_out or config.eval_data):
         evaluated = "No held-out rows to evaluate on"
-    phrases.append(f"{evaluated}, {saved}")
+    elif 0 < steps < config.steps_per_eval:
+        evaluated = "Evaluated before and after"
+    phrases.append(f"{evaluated}, saved {saved}")
     if config.lm_studio_name.strip():
         phrases.append(f"Goes to LM Studio as {config.lm_studio_name.strip()}")
     return phrases

@@ -187,8 +187,10 @@ def test_summary_and_details_of_a_run(draft: Draft):
     assert "60 steps, about 1 h 20 min, 9.8 GB." in told(0.625, "9.8 GB")[0]
     draft.update({"num_layers": -1, "beta": "0", "reward_functions": []})
     said = ["LoRA of rank 8 on all layers of model", "Scored by 5 reward functions", "No KL penalty"]
-    assert told()[1][:3] == said and told()[1][-1].startswith("Evaluated every ")
-    assert told(holds_out=False)[1][-1].startswith("No held-out rows to evaluate on, saved every ")
+    assert told()[1][:3] == said and told()[1][-1] == "Evaluated before and after, saved at the end"
+    assert told(holds_out=False)[1][-1] == "No held-out rows to evaluate on, saved at the end"
+    draft.set("iters", 200)
+    assert told()[1][-1] == "Evaluated every 200 steps, saved every 100 steps"
     draft.update({"save_every": -1, "steps_per_eval": -1})
     assert told()[1][-1] == "Evaluated every epoch, saved every epoch"
 
