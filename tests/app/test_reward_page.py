@@ -214,15 +214,26 @@ def test_row_numbers_are_parsed() -> None:
     assert row_numbers("") == row_numbers("4-") == row_numbers("x") == row_numbers("1-99999") == []
 
 
+def told(page: RewardsPage) -> str:
+    return page.results.verdict.findings[0]["sentence"]
+
+
 def test_drop_and_paste(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     file = tmp_path / "given.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     drop(page, file)
     wait_for_scores(qtbot, page)
     assert page.bench.count == 4 and len(page.bench.groups) == 1, "one prompt is one group"
-    QGuiApplication.clipboard().setText("<answer>4</answer>")
     page.source.sources.choose("file")
+    QGuiApplication.clipboard().clear()
     page.source.paste.click()
+    assert told(page) == "There is no text on the clipboard." and page.results.verdict.isVisible()
+    QGuiApplication.clipboard().setText('{"prompt": 1')
+    page.source.paste.click()
+    qtbot.waitUntil(lambda: told(page).startswith("Line 1 of what was pasted is not JSON"))
+    QGuiApplication.clipboard().setText("<answer>4</answer>")
+    page.source.paste.click()
+    assert "JSON" not in str(page.results.verdict.findings)
     qtbot.waitUntil(lambda: page.bench.count == 1 and not page.bench.busy)
     assert page.bench.origin == "pasted" and "token" not in page.detail.completion.result.text()
     (tmp_path / "mine.py").write_text(MINE)

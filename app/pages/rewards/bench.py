@@ -194,13 +194,17 @@ class BenchResults(QWidget):
         if self.board.state() != BaseTable.State.EditingState:  # Return in the editor reaches the table too
             self.board.edit(index.siblingAtColumn(WEIGHT))
 
-    def show_bench(self, bench: RewardBench) -> None:
-        self._stack.setCurrentIndex(1 if bench.groups else 0)
+    def show_verdict(self, bench: RewardBench, refusal: str = "") -> None:
         if bench.failed:
             findings = [{"level": "error", "sentence": bench.failed["sentence"], "advice": NOT_RUN_ADVICE}]
         else:
-            findings = [*([STALE] if bench.stale else []), *bench.findings]
+            findings = [{"level": "error", "sentence": refusal, "advice": ""}] if refusal else []
+            findings += [*([STALE] if bench.stale else []), *bench.findings]
         self.verdict.show_findings(findings)
+
+    def show_bench(self, bench: RewardBench) -> None:
+        self._stack.setCurrentIndex(1 if bench.groups else 0)
+        self.show_verdict(bench)
         self.functions.set_rows(bench.functions or bench.chosen_functions())
         names, labels = ([function[key] for function in bench.functions] for key in ("name", "label"))
         current = max(self.table.currentIndex().row(), 0)

@@ -105,6 +105,8 @@ class RewardsPage(QWidget):
         connect(self._show, bench.changed, theme.signals.changed)
         bench.busy_changed.connect(self._show_enabled)
         self.source.refused.connect(session.message)
+        bench.busy_changed.connect(lambda _: self.results.show_verdict(bench))
+        connect(partial(self.results.show_verdict, bench), bench.refused, self.source.refused)
         self.views.chosen.connect(lambda key: key == "judges" and self.check.count())
         self.check.changed.connect(self._show_label_line)
         self.results.table.chosen.connect(self._choose)
