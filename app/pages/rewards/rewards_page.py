@@ -103,10 +103,9 @@ class RewardsPage(QWidget):
         column(head, self.source, (self.parts, 1), into=self, spacing=12, margins=theme.GUTTER)
 
         connect(self._show, bench.changed, theme.signals.changed)
-        bench.busy_changed.connect(self._show_enabled)
+        bench.busy_changed.connect(self._show_busy)
         self.source.refused.connect(session.message)
-        bench.busy_changed.connect(lambda _: self.results.show_verdict(bench))
-        connect(partial(self.results.show_verdict, bench), bench.refused, self.source.refused)
+        connect(self._show_refusal, bench.refused, self.source.refused)
         self.views.chosen.connect(lambda key: key == "judges" and self.check.count())
         self.check.changed.connect(self._show_label_line)
         self.results.table.chosen.connect(self._choose)
@@ -174,6 +173,14 @@ class RewardsPage(QWidget):
         else:
             text = f"Keep a completion as a case to check that {file.name} goes on giving it the same scores."
         self.kept.setText(text)
+
+    # Methods, since Qt ends their connections with this page: the bench outlives it.
+    def _show_busy(self) -> None:
+        self._show_enabled()
+        self.results.show_verdict(self.bench)
+
+    def _show_refusal(self, sentence: str) -> None:
+        self.results.show_verdict(self.bench, sentence)
 
     def _show_error(self, error: dict[str, Any] | None, *, go: bool = False) -> None:
         if self.panel.mark(error) and go and error is not None:
