@@ -215,8 +215,6 @@ class BenchResults(QWidget):
 
 
 class CompletionSource(QFrame):
-    refused = Signal(str)  # sentence
-
     def __init__(self, bench: RewardBench, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._bench, self._seed = bench, 0
@@ -285,7 +283,7 @@ class CompletionSource(QFrame):
         how, size = self.how.currentData(), max(1, int(self.group_size.text() or 8))
         numbers = row_numbers(self.numbers.text()) if how == "numbers" else []
         if how == "numbers" and not numbers:
-            self.refused.emit(f"Write at most {MAX_ROWS:,} row numbers, such as 1-4, 17.")
+            self._bench.refused.emit(f"Write at most {MAX_ROWS:,} row numbers, such as 1-4, 17.")
             return
         self._seed += 1  # the same rows give other completions each time
         self._bench.sample(how, len(numbers) or int(self.rows.text() or 8), numbers, size, self._seed)
@@ -304,7 +302,7 @@ class CompletionSource(QFrame):
         if text.strip():
             self._bench.load_text(text)
         else:
-            self.refused.emit("There is no text on the clipboard.")
+            self._bench.refused.emit("There is no text on the clipboard.")
 
 
 def row_numbers(text: str) -> list[int]:

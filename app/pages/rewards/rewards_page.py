@@ -104,8 +104,7 @@ class RewardsPage(QWidget):
 
         connect(self._show, bench.changed, theme.signals.changed)
         bench.busy_changed.connect(self._show_busy)
-        self.source.refused.connect(session.message)
-        connect(self._show_refusal, bench.refused, self.source.refused)
+        bench.refused.connect(self._show_refusal)
         self.views.chosen.connect(lambda key: key == "judges" and self.check.count())
         self.check.changed.connect(self._show_label_line)
         self.results.table.chosen.connect(self._choose)
