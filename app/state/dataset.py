@@ -9,6 +9,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.draft import Draft
 from app.state.processes import Service
+from app.state.run_summary import count_text
 from backend.config.config import SETTINGS, keys_used_by
 from backend.config.row_settings import prompt_limit
 from backend.utils.errors import ConfigProblem
@@ -152,7 +153,7 @@ class Dataset(QObject):
         others = "".join(f" + {about['rows']:,} {name}" for name, about in self.splits.items() if name != "train")
         columns = {values[key]: use for key, use in self.uses.items() if values[key] in self.columns}
         uses = [use if column == use else f"{column} → {use}" for column, use in columns.items()]
-        parts = [f"{train['rows']:,} row{'s' * (train['rows'] != 1)}{others}", ", ".join(uses)]
+        parts = [f"{count_text(train['rows'], 'row')}{others}", ", ".join(uses)]
         if self.split == "train" and self.counts is not None and self.counts.lengths:
             rows, is_exact = self.counts.too_long(self.prompt_limit)
             parts.append(f"{'' if is_exact else 'about '}{rows:,} too long" if rows else "")

@@ -289,8 +289,9 @@ class Draft(QObject):
     def save(self, path: Path) -> None:
         """Raises DiskError."""
         save_as(path, self.as_yaml())
-        self.path, self.translation, self.file_problems = path, None, None  # it is a file of ours now
+        self.path, self.translation = path, None  # it is a file of ours now
         self._on_disk = self.values()
+        self.close_file_problems()
         self.saved.emit()
 
     def restore(self, path: Path | None) -> list[ConfigProblem]:

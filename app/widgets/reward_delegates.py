@@ -49,8 +49,7 @@ class WeightEdit(NumberEdit):
 
     def weight(self) -> float | None:
         """The weight as typed, None while it is not a number."""
-        value = number_value(self.text(), is_integer=False)
-        return finite(float_value(value.replace(",", ".")) if isinstance(value, str) else value)
+        return finite(float_value(str(number_value(self.text(), is_integer=False)).replace(",", ".")))
 
 
 class WeightDelegate(QStyledItemDelegate):

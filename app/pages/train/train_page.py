@@ -127,13 +127,7 @@ class TrainPage(QWidget):
         connect(self.rewards.show_rewards, session.reward_bench.changed, theme.signals.changed)
         connect(self._show_edited, session.queue.changed, session.run_changed, session.run_state_changed)
         # The longest prompt decides about the memory.
-        connect(
-            self._rest_timer.start,
-            self.dataset.changed,
-            self.dataset.counts_changed,
-            draft.problems_changed,
-            draft.saved,
-        )
+        connect(self._rest_timer.start, self.dataset.changed, self.dataset.counts_changed, draft.problems_changed)
         self.picking = Picking(session, form.fields.values(), self)
         self.rewards.model_wanted.connect(self.picking.pick)
         self.show_next_group, self.show_previous_group = partial(form.focus_group, 1), partial(form.focus_group, -1)
