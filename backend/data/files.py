@@ -256,10 +256,10 @@ class CsvRows(_TextRows):
 
     def _index(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[int]:
         csv.field_size_limit(sys.maxsize)  # the default refuses a cell over 128 KB
-        end, line_number = 0, 1
+        end, line_number, line = 0, 1, b""
 
         def texts() -> Iterator[str]:
-            nonlocal end
+            nonlocal end, line
             for start, line in lines:
                 end = start + len(line)
                 yield line.decode()
@@ -269,8 +269,8 @@ class CsvRows(_TextRows):
             self._columns = next(reader, [])
             self._names = list(dict.fromkeys(self._columns))
             _refuse_equal_columns(self._columns, self._path)
-            if len(self._columns) == 1 and (mark := re.search(r"[;\t]", self._columns[0])):
-                marks, named = "semicolons" if mark[0] == ";" else "tabs", quote(self._path, PATH)
+            if len(self._columns) == 1 and (mark := re.search(rb'^[^"]*?([;\t])', line)):
+                marks, named = "semicolons" if mark[1] == b";" else "tabs", quote(self._path, PATH)
                 raise UserError("data", f"The columns of {named} are separated by {marks}: save it with commas.")
             start, line_number = end, reader.line_num + 1
             for record in reader:

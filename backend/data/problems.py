@@ -204,13 +204,10 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
 
 def message_list(cell: Any, setting: str, column: str, where: str) -> Messages:
     """The chat in a cell, contents as text, or as parts where there are images. Raises UserError on `setting`."""
-    if isinstance(cell, list):  # tables fill with None what a message lacks; one with calls needs no text
-        cell = [
-            ({"content": ""} if turn.get("tool_calls") else {}) | {k: v for k, v in turn.items() if v is not None}
-            if isinstance(turn, dict)
-            else turn
-            for turn in cell
-        ]
+    if isinstance(cell, list) and all(isinstance(turn, dict) for turn in cell):
+        # Tables fill with None, or [] for calls, what a message lacks; one with calls needs no text.
+        cell = [{k: v for k, v in turn.items() if v is not None and (v or k != "tool_calls")} for turn in cell]
+        cell = [{"content": ""} | turn if "tool_calls" in turn else turn for turn in cell]
     if not is_chat(cell):
         is_empty = not (cell.strip() if isinstance(cell, str) else cell)
         wrong = "is missing or empty" if is_empty else "must hold text or a list of messages with role and content"

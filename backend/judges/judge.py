@@ -161,7 +161,7 @@ class Judge:
             texts.append(json.dumps(turns, ensure_ascii=False) if turns else completion.text)
         distinct = sorted(set(texts))
         if self.mode == "group":
-            random.Random(json.dumps([group.problem.messages, distinct])).shuffle(distinct)
+            random.Random(json.dumps([group.problem.messages, distinct], default=str)).shuffle(distinct)
         asked = [distinct] if self.mode == "group" else [[text] for text in distinct]
         places: dict[str, tuple[str, int]] = {}
         identity = self._model.model if isinstance(self._model, Server) else self._model and self._model.identity
@@ -181,7 +181,7 @@ class Judge:
             standards.append(f'- "{each.name}" (one of: {choices}): {each.text.strip()}{weight}')
         messages = problem.messages or [{"role": "user", "content": problem.prompt}]
         shown = [message | {"content": content_text(message["content"])} for message in messages]
-        parts = [f"<context>\n{json.dumps(shown, ensure_ascii=False)}\n</context>"]
+        parts = [f"<context>\n{json.dumps(shown, ensure_ascii=False, default=str)}\n</context>"]
         if problem.answer:
             parts.append(f"<expected_answer>\n{problem.answer}\n</expected_answer>")
         form: dict[str, Any] = {"explanation": "…", "score": 0.0}

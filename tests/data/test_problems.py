@@ -77,7 +77,7 @@ def test_a_prompt_keeps_its_calls_and_their_results(tmp_path: Path) -> None:
     chat = [
         {"role": "user", "content": "6*7=", "tool_calls": None, "name": None},
         {"role": "assistant", "content": None, "tool_calls": [call], "name": None},
-        {"role": "tool", "content": "42", "name": "calculate", "tool_calls": None},
+        {"role": "tool", "content": "42", "name": "calculate", "tool_calls": []},
     ]
     (problem,) = problems(tokenizer, [{"prompt": chat, "answer": "42"}], max_seq_length=9000)
     assert problem.messages[1:] == [

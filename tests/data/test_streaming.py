@@ -62,6 +62,7 @@ TEXTS: dict[str, tuple[bytes, list[Row] | str]] = {
     "header.csv": (b"prompt,answer\n", []),
     "blank header.csv": (b"\nprompt,answer\n", MORE_FIELDS),
     "excel.csv": (b"prompt;answer\na, b;1\n", "The columns of {} are separated by semicolons: save it with commas."),
+    "no excel.csv": (b'"to; do"\na\n', [{"to; do": "a"}]),
     "tabs.csv": (b"prompt\tanswer\na\t1\n", "The columns of {} are separated by tabs: save it with commas."),
     "empty.csv": (b"", []),
 }

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,12 @@ def test_the_order_of_a_group_depends_on_its_content_alone(server: JudgeServer, 
         scored(judge_of(folder), make_group(*(texts if not server.calls else reversed(texts))))
     listed = [[json.loads(text) for text in trajectories(call).values()] for call in server.calls]
     assert listed[0] == listed[1] != sorted(texts)
+
+
+def test_a_judge_reads_messages_with_values_that_json_lacks(server: JudgeServer, judge_of) -> None:
+    group = make_group("a", "b")
+    group.problem.messages.append({"role": "user", "content": "hi", "sent": datetime(2024, 5, 1)})
+    assert scored(judge_of(), group).scores == [0.5, 0.5] and "2024-05-01" in server.calls[0][1]["content"]
 
 
 def test_criteria_are_weighted(server: JudgeServer, judge_of, tmp_path: Path) -> None:
