@@ -153,6 +153,8 @@ def demo(
     progress: Live = None,
 ) -> None:
     """Train the bundled model on bundled sums, and measure its accuracy before and after."""
+    if tools and images:
+        raise UserError("images", "--tools and --images are two demos; choose one.")
     name = "shapes" if images else "calculator" if tools else "demo"
     if rebuild:
         made_by = import_module("backend.demo" if name == "demo" else f"backend.{name}_demo")

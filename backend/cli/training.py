@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder, default_run_name, held_for_launch, hold_lock, make_run_folder
 from backend.runs.saved_weights import with_adapter
 from backend.runs.steering import run_config
-from backend.trainer.control import StopPending, do_nothing, handlers_restored, look_for_stop_word
+from backend.trainer.control import StopPending, do_nothing, handlers_restored, look_for_stop_word, on_stop_signals
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.disk import replace_file
@@ -237,7 +238,8 @@ def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoR
 
 @contextmanager
 def _stopped_before_start(run: PreparedRun) -> Iterator[None]:
-    """End a new run as stopped, not crashed, at a Ctrl-C that comes before the trainer listens to signals."""
+    """End a new run as stopped, not crashed, at a stop signal that comes before the trainer listens to them."""
+    on_stop_signals(signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
@@ -261,10 +263,6 @@ def train_or_exit(
     """Train, and exit unless the run finished. After a GPU error, may replace this process by `resume`, but not on rank
     0 of several machines (`shared`: more arguments of the trainer). `quiet` leaves stdout to the caller. `command`: for
     the event log."""
-    from backend.engine import cpu_setup
-    from backend.runs.start_progress import progress_listener
-    from backend.trainer.run_process import train
-    from backend.trainer.trainer import RESTART
 
     def show(event: Any) -> None:
         if event.get("phase") == "loading":  # not before: until this process has the lock, log.txt may be another's
@@ -276,6 +274,11 @@ def train_or_exit(
     if says_on_stdout:
         tell(run.folder.path, flush=True)
     with handlers_restored() as afterwards, _stopped_before_start(run):
+        from backend.engine import cpu_setup
+        from backend.runs.start_progress import progress_listener
+        from backend.trainer.run_process import train
+        from backend.trainer.trainer import RESTART
+
         with (
             logging_to(run.folder),
             display(stream, progress, quiet, run.settings.steps_per_report) as echo,

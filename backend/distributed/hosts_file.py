@@ -236,10 +236,10 @@ def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_c
         backend, why = hosts.backend, f"over {hosts.backend}, as the hosts file says"
     elif has_cuda:
         backend, why = "nccl", "over nccl, since MLX computes on CUDA here"
-    elif _missing_device(hosts) is None:
+    elif count > 1 and _missing_device(hosts) is None:
         backend, why = "jaccl", "over jaccl, since the hosts file has RDMA devices for all"
     elif count <= LARGEST_SOUND_RING:
-        backend, why = "ring", "over a ring, which suits two ranks without RDMA devices"
+        backend, why = "ring", "over a ring, which suits up to two ranks without RDMA devices"
     else:
         backend, why = "mpi", f"over mpi: with {count} ranks some of the ring's sums never end (mlx#4475)"
     lack = ""

@@ -103,16 +103,21 @@ def test_train_without_a_file(inputs: Path, runs: Path) -> None:
         assert "Give a YAML file, --model with --data, or --run" in refused("train", *arguments)
 
 
-def test_ctrl_c_before_the_trainer_listens_stops_a_run(
-    inputs: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_trainer_listens_stops_a_run(
+    number: signal.Signals, inputs: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     monkeypatch.setattr("backend.trainer.run_process.train", interrupted)
     result = call("train", config(inputs, tmp_path), "--name", "early")
     assert result.exit_code == 3 and "Stopped before its first step." in result.stderr
     assert summary(RunFolder(runs / "early")).state == "stopped"
+
+
+def test_two_demos_at_once_are_refused(runs: Path) -> None:
+    assert refused("demo", "--tools", "--images").startswith("images: ") and not runs.exists()
 
 
 def test_a_place_where_no_folder_can_be_made_is_refused(inputs: Path, runs: Path, tmp_path: Path) -> None:

@@ -279,6 +279,7 @@ def _hosts(count: int, **about: Any) -> HostsFile:
 @cases(
     ("hosts", "wanted", "mpi", "cuda", "backend"),
     [
+        (_hosts(1), "auto", True, False, "ring"),
         (_hosts(2), "auto", True, False, "ring"),
         (_hosts(3), "auto", True, False, "mpi"),
         (_hosts(3), "ring", True, False, "ring"),
