@@ -89,10 +89,6 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class StopRequested(BaseException):
-    """Not an Exception, as KeyboardInterrupt is not."""
-
-
 @contextmanager
 def stoppable(sentence: str, say: Callable[[object], None] = tell_error) -> Iterator[None]:
     """Exit with STOPPED and a message at the first stop signal, which the message may name as {stop}, out of work whose
@@ -101,13 +97,13 @@ def stoppable(sentence: str, say: Callable[[object], None] = tell_error) -> Iter
 
     def stop(number: int, frame: FrameType | None) -> None:
         on_stop_signals(signal.SIG_IGN)
-        raise StopRequested(f"{signal.Signals(number).name} was received")
+        raise KeyboardInterrupt(f"{signal.Signals(number).name} was received")
 
     try:
         with handlers_restored():
             on_stop_signals(stop)
             yield
-    except StopRequested as stopped:
+    except KeyboardInterrupt as stopped:
         say(sentence.format(stop=stopped))
         raise typer.Exit(STOPPED) from None
 
