@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,10 +123,10 @@ def note_text(note: Mapping[str, Any]) -> str:
 
 
 def _may_change(run: Run, settings: Mapping[str, Any]) -> bool:
-    try:
-        return bool(changed(run.settings_now()[0], settings, run.step))
-    except UserError:  # fixed in every run, or in one that began as this one
-        return False
+    with suppress(UserError):  # fixed in every run, or in one that began as this one
+        changed(run.settings_now()[0], settings, run.step)
+        return True
+    return False
 
 
 def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> None:
