@@ -7,7 +7,17 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from PySide6.QtCore import QEvent, QRectF, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QHelpEvent, QHideEvent, QKeySequence, QPainter, QPaintEvent, QPen, QShortcut, QShowEvent
+from PySide6.QtGui import (
+    QGuiApplication,
+    QHelpEvent,
+    QHideEvent,
+    QKeySequence,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QShortcut,
+    QShowEvent,
+)
 from PySide6.QtWidgets import QFrame, QLabel, QSizePolicy, QSplitter, QToolTip, QWidget
 
 from app import theme
@@ -33,7 +43,7 @@ from app.widgets.basic.layout import (
     stack,
 )
 from app.widgets.basic.number_format import DASH, counted, file_size
-from app.widgets.basic.tables import LEFT, RIGHT, BaseTable
+from app.widgets.basic.tables import LEFT, RIGHT
 from app.widgets.form.fields import Field, PathField
 from backend.config.config import SETTINGS
 from backend.config.setting import step_parts
@@ -339,7 +349,8 @@ class DatasetPage(QWidget):
         self.dataset.request("preview_rows", add, self, numbers=list(self.model.numbers[start : start + CHUNK]))
 
     def _copy_rows(self) -> None:
-        chunks = {place - place % CHUNK for part in self.table.selected_ranges() for place in part}
+        places = [place for part in self.table.selected_ranges() for place in part]
+        chunks = {place - place % CHUNK for place in places}
         if len(chunks) > MAX_CHUNKS:
             self.session.message.emit(f"At most {MAX_CHUNKS * CHUNK:,} rows can be copied at once.")
             return
@@ -349,7 +360,7 @@ class DatasetPage(QWidget):
             if rows is not None and generation == self._generation:
                 for i, start in enumerate(starts):
                     self.model.add_chunk(start, rows[i * CHUNK : (i + 1) * CHUNK])
-                BaseTable.copy(self.table)
+                QGuiApplication.clipboard().setText(self.table.as_text(places))
 
         numbers = [number for start in starts for number in self.model.numbers[start : start + CHUNK]]
         self.dataset.request("preview_rows", copy, self, numbers=numbers) if numbers else copy(())

@@ -283,7 +283,7 @@ class CompletionSource(QFrame):
         how, size = self.how.currentData(), max(1, int(self.group_size.text() or 8))
         numbers = row_numbers(self.numbers.text()) if how == "numbers" else []
         if how == "numbers" and not numbers:
-            self._bench.refused.emit(f"Write at most {MAX_ROWS:,} row numbers, such as 1-4, 17.")
+            self._bench.refused.emit(f"Enter up to {MAX_ROWS:,} row numbers, such as 1-4, 17.")
             return
         self._seed += 1  # the same rows give other completions each time
         self._bench.sample(how, len(numbers) or int(self.rows.text() or 8), numbers, size, self._seed)

@@ -43,7 +43,7 @@ class SettingSearch(SearchEdit):
             item.setToolTip(f"<p>{setting.help}</p>")
             self._model.appendRow(item)
         if text.strip() and not self._model.rowCount():
-            nothing = QStandardItem("No setting has these words")
+            nothing = QStandardItem("No matching setting")
             nothing.setEnabled(False)
             self._model.appendRow(nothing)
 
