@@ -59,8 +59,8 @@ def details(config: Config, *, holds_out: bool = True) -> list[str]:
         phrases.append(f"{completions:,} {'completions' if 'sampling' in does else 'rows'} in all")
     saved = "at the end" if 0 < steps < config.save_every else every_text(config.save_every)
     evaluated = f"Evaluated {every_text(config.steps_per_eval)}"
-    if not config.steps_per_eval:
-        evaluated = "Never evaluated on the way"
+    if not (config.steps_per_eval and config.val_batches):
+        evaluated = "Not evaluated during training"
     elif not (holds_out or config.eval_data):
         evaluated = "No held-out rows to evaluate on"
     elif 0 < steps < config.steps_per_eval:

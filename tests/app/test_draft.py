@@ -193,6 +193,8 @@ def test_summary_and_details_of_a_run(draft: Draft):
     assert told()[1][-1] == "Evaluated every 200 steps, saved every 100 steps"
     draft.update({"save_every": -1, "steps_per_eval": -1})
     assert told()[1][-1] == "Evaluated every epoch, saved every epoch"
+    draft.set("val_batches", 0)
+    assert told()[1][-1] == "Not evaluated during training, saved every epoch"
 
 
 def test_the_command_names_the_file_on_disk(draft: Draft, tmp_path: Path):

@@ -350,20 +350,22 @@ class DatasetPage(QWidget):
 
     def _copy_rows(self) -> None:
         places = [place for part in self.table.selected_ranges() for place in part]
-        chunks = {place - place % CHUNK for place in places}
-        if len(chunks) > MAX_CHUNKS:
+        starts, generation = sorted({place - place % CHUNK for place in places}), self._generation
+        if len(starts) > MAX_CHUNKS:
             self.session.message.emit(f"At most {MAX_CHUNKS * CHUNK:,} rows can be copied at once.")
             return
-        starts, generation = self.model.missing(chunks), self._generation
 
         def copy(rows: Sequence[dict[str, Any]] | None) -> None:
             if rows is not None and generation == self._generation:
-                for i, start in enumerate(starts):
+                for i, start in enumerate(starts if rows else ()):
                     self.model.add_chunk(start, rows[i * CHUNK : (i + 1) * CHUNK])
                 QGuiApplication.clipboard().setText(self.table.as_text(places))
 
-        numbers = [number for start in starts for number in self.model.numbers[start : start + CHUNK]]
-        self.dataset.request("preview_rows", copy, self, numbers=numbers) if numbers else copy(())
+        if all(map(self.model.held, starts)):
+            copy(())
+        else:
+            numbers = [number for start in starts for number in self.model.numbers[start : start + CHUNK]]
+            self.dataset.request("preview_rows", copy, self, numbers=numbers)
 
     def _request_row(self) -> None:
         place = self.table.currentIndex().row()

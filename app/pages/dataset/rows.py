@@ -103,12 +103,6 @@ class RowModel(RowsModel):
                 self.dataChanged.emit(self.index(start, 0), self.index(last, self.columnCount() - 1))
         self._request()
 
-    def missing(self, starts: set[int]) -> list[int]:
-        """Those of these chunks that are not here; the others are the last to be dropped."""
-        for start in self._chunks.keys() & starts:
-            self._chunks.move_to_end(start)
-        return sorted(starts - self._chunks.keys())
-
     def _schedule(self, start: int) -> None:
         self._missing = [*(other for other in self._missing if other != start), start][-MAX_REQUESTS:]
         if not self._request_timer.isActive():  # restarted, it would never fire during constant scrolling
