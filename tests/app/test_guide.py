@@ -80,6 +80,7 @@ def test_links_lead_somewhere(name: str) -> None:
     pages = {f"{guide.PAGE}{page.key}" for page in PAGES}
     wrong = [place for place in places if not (place in pages or place.startswith("https://") or _is_a_place(place))]
     assert places and not wrong
+    assert "<img" not in guide.chapter_html(name), "pictures do not ship with the app"
 
 
 def _is_a_place(place: str) -> bool:
