@@ -123,8 +123,8 @@ class RewardBench(QObject):
             return
         if not self.consent.obtain(self.draft.values()):
             self.stale = True
-            self.refused.emit(DECLINED)
             self.changed.emit()
+            self.refused.emit(DECLINED)
             return
         self._score()
 
