@@ -205,7 +205,7 @@ def _folder(path: Path | None) -> Path | None:
     """A folder option as an absolute path, since children have another working directory. Raises typer's BadParameter,
     as options are parsed before the verb starts."""
     try:
-        return None if path is None else user_path(str(path), "runs_dir", Path.cwd())
+        return None if path is None else user_path(str(path), "runs_dir").absolute()
     except UserError as error:
         raise typer.BadParameter(error.faults[0].sentence) from None
 

@@ -68,7 +68,7 @@ def label_of(
     try:
         tools = json.loads(tools) if isinstance(tools, str) and tools.strip() else tools
     except (ValueError, RecursionError) as error:
-        raise UserError("data", f"The column tools of {where} is no JSON: {reason_of(error)}.") from None
+        raise UserError("data", f"The column tools of {where} is not JSON: {reason_of(error)}.") from None
     if isinstance(tools, list):
         variables = {**variables, "tools": tools}
     last_only = False

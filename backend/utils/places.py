@@ -52,7 +52,7 @@ def preferences_folder() -> Path:
 
 def _named_by(variable: str) -> Path | None:
     named = os.environ.get(variable)
-    return user_path(named, variable, Path.cwd()) if named else None
+    return user_path(named, variable).absolute() if named else None
 
 
 def _data_folder() -> Path:

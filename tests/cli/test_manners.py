@@ -191,6 +191,10 @@ def test_a_relative_folder_of_runs_is_one_of_this_process(tmp_path: Path, monkey
     call("runs", "--runs-dir", "mine")
     monkeypatch.setenv(places.RUNS_VARIABLE, "others")
     assert all_runs.call_args.args == (tmp_path / "mine",) and places.runs_folder() == tmp_path / "others"
+    monkeypatch.setenv(places.RUNS_VARIABLE, str(tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getcwd", Mock(side_effect=FileNotFoundError))  # a working directory that was deleted
+        assert places.runs_folder() == tmp_path and call("runs", "--runs-dir", tmp_path).exit_code == 0
 
 
 def test_a_line_of_progress_has_its_units_after_the_numbers() -> None:

@@ -110,7 +110,7 @@ def test_tools_of_a_row_are_shown_also_as_json(tmp_path: Path) -> None:
     )
     assert shown == as_json != none and '"name": "calculate"' in tokenizer.decode(shown)
     assert mistake(label_of, row | {"tools": "[{"}, tokenizer, format_of(), "row 1")[1].startswith(
-        "The column tools of row 1 is no JSON: "
+        "The column tools of row 1 is not JSON: "
     )
 
 
