@@ -31,14 +31,13 @@ CACHE = "runs-cache.jsonl"
 SLICE_S = 0.010
 CHANGING = ("starting", "running", "queued")
 CACHE_FORMAT = [["names 2"], *([field.name for field in fields(part)] for part in (RunRecord, Summary, RunNotes))]
-DATA = QStandardPaths.StandardLocation.GenericDataLocation
 LAUNCH_S = 15.0  # grace of a queue runner from its start to its lock: it imports first
 
 
 def move_to_trash(run: RunFolder) -> Path | None:
     """Where it lies now, None if the desktop does not say. Raises UserError for a run in training, or without trash."""
     with suppress(OSError):  # Qt makes the trash, but not the folder for it
-        make_private_folder(Path(QStandardPaths.writableLocation(DATA)))
+        make_private_folder(Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.GenericDataLocation)))
     handle, file = hold_lock(run), QFile(str(run.path))
     try:
         if not file.moveToTrash():

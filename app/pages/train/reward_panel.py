@@ -308,11 +308,9 @@ class RewardPanel(QWidget):
     def _show_bench(self, _activity: str = "") -> None:
         bench = self._bench
         self.try_button.setText("Cancel" if bench.busy else "Try")
-        found = [bench.failed, *bench.findings] if bench.failed else bench.findings
-        if bench.busy or not bench.is_of_form:
-            self._say(f"{bench.busy}…" if bench.busy else "")
-        else:
-            self._say(found[0]["sentence"] if found else "Scores are ready" if bench.functions else "")
+        found = bench.failed or next(iter(bench.findings), None)
+        result = found["sentence"] if found else "Scores are ready" if bench.functions else ""
+        self._say(f"{bench.busy}…" if bench.busy else result if bench.is_of_form else "")
 
     def _say(self, text: str) -> None:
         configure(self.result, text=text, accessibleName=f"Rewards: {text}", visible=bool(text))
