@@ -187,7 +187,7 @@ def machine_settings(run: PreparedRun) -> Config:
     config = run_config(run.folder) if run.folder.has_event_log else run.settings
     asked = {key: value for key, value in run.changes.items() if key in AT_RESUME}
     asked |= {key: SETTINGS[key].default for key, value in asked.items() if value is None}
-    return parse(config.model_dump() | asked)
+    return parse(config.model_dump() | asked) if asked else config
 
 
 def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoReturn:
