@@ -173,30 +173,16 @@ def cached_attention(
     if is_causal:
         mask = mx.arange(C - N, C)[:, None] >= mx.arange(C)
     if mask is not None:
-        scores = (scores.reshape(B, H, N, C) + _added(mask)).reshape(scores.shape)
-    return _softmax_product(scores, values).astype(values_BJCe.dtype).reshape(B, H, N, -1)
-
-
-def step_attention(
-    queries_BH1d: mx.array, keys_BJCd: mx.array, values_BJCe: mx.array, scale: float, mask_B11C: mx.array
-) -> mx.array:
-    """`cached_attention` of one float32 query a row, in fewer operations: [B, J, H / J, e]."""
-    (B, H, _, d), J = queries_BH1d.shape, keys_BJCd.shape[1]
-    scores = queries_BH1d.reshape(B, J, H // J, d) @ keys_BJCd.swapaxes(-1, -2)
-    return _softmax_product(scores * scale + _added(mask_B11C), values_BJCe)
-
-
-def _added(mask: mx.array) -> mx.array:
-    # Not −∞: a query in a prompt's padding has no column, and −∞ − −∞ would be NaN.
-    return mx.where(mask, 0.0, mx.finfo(mx.float32).min) if mask.dtype == mx.bool_ else mask
-
-
-def _softmax_product(scores: mx.array, values: mx.array) -> mx.array:
+        # Not −∞: a query in a prompt's padding has no column, and −∞ − −∞ would be NaN.
+        added = mx.where(mask, 0.0, mx.finfo(mx.float32).min) if mask.dtype == mx.bool_ else mask
+        scores = (scores.reshape(B, H, N, C) + added).reshape(scores.shape)
     if scores.size < MIN_SCORES:
-        return mx.softmax(scores, axis=-1) @ values
-    weights = exp_nonpositive(scores - scores.max(axis=-1, keepdims=True))
-    # Normalised after the product: e numbers a query to divide instead of C.
-    return (weights @ values) / row_sums(weights)
+        out = mx.softmax(scores, axis=-1) @ values
+    else:
+        weights = exp_nonpositive(scores - scores.max(axis=-1, keepdims=True))
+        # Normalised after the product: e numbers a query to divide instead of C.
+        out = (weights @ values) / row_sums(weights)
+    return out.astype(values_BJCe.dtype).reshape(B, H, N, -1)
 
 
 def _causal(n: int, N: int) -> mx.array:

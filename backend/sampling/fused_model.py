@@ -16,7 +16,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from backend.engine import device, patches, residual_stream
-from backend.engine.attention import cached_attention, step_attention
+from backend.engine.attention import cached_attention
 from backend.engine.caches import PackedSlotCache, Rotations, SlotCache, StepContext
 from backend.engine.cpu import matmul_transposed, sliced
 from backend.engine.metal import HeadNorms, Heads, rotated_heads, rotated_heads_plain
@@ -97,8 +97,6 @@ class DecodingBlock(nn.Module):
             attended = mx.fast.scaled_dot_product_attention(
                 queries, keys, values, scale=attention.scale, mask=step.mask(heads.queries, cache.window)
             )
-        elif step.tokens is None:
-            attended = step_attention(queries, keys, values, attention.scale, step.mask(window=cache.window))
         else:
             attended = cached_attention(queries, keys, values, attention.scale, step.mask(window=cache.window))
         if step.tokens is not None:
