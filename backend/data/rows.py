@@ -496,9 +496,6 @@ def compares_answers(config: ColumnSettings) -> bool:
 def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[ConfigProblem]:
     """Problems with the columns of `rows` (at least one row)."""
     compares = compares_answers(config)
-    if compares and isinstance(rows[0].get(config.answer_feature), dict):
-        objects = f"The column {quote(config.answer_feature, 24)} holds objects, and reward functions compare text"
-        return [ConfigProblem("answer_feature", f"{objects}; make a column of the answers with a map function.")]
     wanted = ["answer_feature"] if compares or config.answer_feature != "answer" else []
     is_chat = False
     if config.reads_labels:

@@ -178,13 +178,6 @@ def test_a_missing_column_is_named_with_the_existing_ones() -> None:
     assert alone.sentence == "There is no column answer; rows.csv has the column prompt."
 
 
-def test_answers_that_are_objects_are_refused_by_functions_that_compare() -> None:
-    rows = [{"prompt": "a", "answer": {"ground_truth": "4"}}]
-    (fault,) = check_columns(rows, settings(), "rows.jsonl")
-    assert fault.setting == "answer_feature" and "holds objects" in fault.sentence
-    assert not check_columns(rows, settings(reward_functions=["r1_soft_format_reward_func"]), "rows.jsonl")
-
-
 def test_an_answer_column_is_required_only_by_functions_that_compare() -> None:
     rows = [{"prompt": "a"}]
     assert not check_columns(rows, settings(reward_functions=["r1_count_xml"]), "rows")
