@@ -84,7 +84,7 @@ def test_change_tells_from_which_step_it_holds(
 def each_of_several_changes_at_once_gets_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[str, str]] = []
     monkeypatch.setattr(runs, "tell", lambda text: said.append((threading.current_thread().name, text)))
-    rates = [f"{number}e-06" for number in range(1, 7)]
+    rates = [f"{number}e-07" for number in range(1, 7)]  # none is the rate of now
     threads = [threading.Thread(target=runs.change, args=("mine", [f"learning_rate={x}"]), name=x) for x in rates]
     for each in threads:
         each.start()
