@@ -118,7 +118,7 @@ def _checked(plan: SweepPlan) -> tuple[SweepPlan, SweepInputs]:
 
 
 def _ranked(plan: SweepPlan, data: Sequence[Splits]) -> SweepPlan:
-    evaluates = all(parse(raw).steps_per_eval for raw in plan.every_settings())
+    evaluates = all(each.steps_per_eval and each.val_batches for each in map(parse, plan.every_settings()))
     if plan.rank_by == "training" or (evaluates and all(splits.valid for splits in data)):
         return plan
     tell_error(NOT_HELD_OUT.format(RANKS["training"].format(plan.metric)))

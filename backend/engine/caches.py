@@ -32,6 +32,7 @@ class Rotations:
         return self.table[position_N]
 
     def turned(self, position_N: mx.array) -> mx.array:
+        """As `at`, computed by `rope`."""
         halves_21d = np.repeat(np.eye(2, dtype=np.float32), self.size // 2, axis=1)[:, None]
         halves_N21d = mx.array(np.broadcast_to(halves_21d, (len(position_N), *halves_21d.shape)))
         turned = self.rope(mx.stop_gradient(halves_N21d), offset=position_N)  # a copy: `rope` may change its input

@@ -96,7 +96,7 @@ def _exp(x: mx.array) -> mx.array:
 
 def row_sums(x: mx.array) -> mx.array:
     """Sums over the last axis, [..., 1], of float32."""
-    # Ones as a constant, or each call would make them.
+    # From numpy the ones are a constant of a compiled step; mx.ones would be an operation in each.
     return x @ mx.array(np.ones((x.shape[-1], 1), np.float32)) if on_x86() else x.sum(axis=-1, keepdims=True)
 
 

@@ -221,7 +221,7 @@ def _sample_together(logits_BV: mx.array, uniform_B: mx.array, sampling: Samplin
     # log π of the policy before any filter divides by the whole mass; without filters `_inverse_cdf` has summed it
     # already.
     total_B1 = row_sum(mass_BV) if sampling.has_filters else kept_sum_B1
-    # A constant without filters: a step would make its zeros.
+    # From numpy the zeros are a constant of a compiled step.
     log_kept_B = mx.log(kept_sum_B1 / total_B1)[:, 0] if sampling.has_filters else mx.array(np.zeros(B, np.float32))
     logp_B1 = _tempered(_at(logits_BV, token_B1), temperature) - _tempered(peak_B1, temperature) - mx.log(total_B1)
     return SampledTokens(token_B1[:, 0], logp_B1[:, 0], log_kept_B)

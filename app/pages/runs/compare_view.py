@@ -152,7 +152,10 @@ class RunLegend(QWidget):
             self._flow.addWidget(chip)
 
     def _on_toggled(self) -> None:
-        self.shown_changed.emit() if self.shown() else self.solo("")  # no charts without curves
+        if self.shown():
+            self.shown_changed.emit()
+        else:  # charts without curves would be empty
+            self.solo("")
 
     def solo(self, name: str) -> None:
         """Show this run alone; all runs for ""."""
