@@ -33,13 +33,11 @@ from app.widgets.form.fields import field_of
 from app.widgets.hub_dialogs import JobDialog
 from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PresetPanel, ProblemDialog
 from backend.config.config import Config, dump
-from backend.config.other_programs.files import mlx_lm_lora_yaml
 from backend.runs.archive import raw_settings
 from backend.runs.run_folder import RunFolder
 from backend.utils import about, machine
 from backend.utils.about import EMPTY, LOG_LINES, NO_FEED, ProblemFacts, feed, report
 from backend.utils.command import backend_command
-from backend.utils.disk import save_as
 from backend.utils.places import project_root
 
 if TYPE_CHECKING:
@@ -74,7 +72,6 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         None,
         Entry("save", "Save", STANDARD.Save, "files.save"),
         Entry("save_as", "Save as…", "Ctrl+Shift+S", "files.save_as"),
-        Entry("export_config", "Export for mlx-lm-lora…", "Ctrl+Shift+E", "files.export_for_mlx_lm_lora"),
         Entry("export_for_trl", "Export for TRL…", "Ctrl+Alt+Shift+E", "files.export_for_trl"),
         Entry("train_there", "Train on Hugging Face…", "Ctrl+Alt+Shift+H", "files.train_on_hugging_face"),
         None,
@@ -326,14 +323,6 @@ class ConfigFiles(QObject):
     def copy_command(self) -> None:
         QApplication.clipboard().setText(self.session.draft.command_text())
         self.session.messages.say("Copied the command that trains what the form says.")
-
-    def export_for_mlx_lm_lora(self) -> None:
-        with problems_to(self.session.messages.say):
-            text, missing = mlx_lm_lora_yaml(self.session.draft.config())
-            if path := save_file(self._window, "config", "Export for mlx-lm-lora", "mlx-lm-lora.yaml", YAML):
-                save_as(path, text)
-                left = f" Left out, as mlx-lm-lora has no such setting: {', '.join(missing)}." if missing else ""
-                self.session.messages.say(f"Wrote {path.name}.{left}")
 
     def export_for_trl(self) -> None:
         with problems_to(self.session.messages.say):

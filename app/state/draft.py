@@ -19,7 +19,7 @@ from app.state.run_summary import changed_labels
 from backend.config import config
 from backend.config.config import SETTINGS, Config
 from backend.config.model_and_data_names import source_faults
-from backend.config.other_programs.files import FileProblems, UnreadKey, file_problems, key_lines
+from backend.config.other_programs.files import FileProblems, UnreadKey, file_problems
 from backend.config.other_programs.translation import DEFAULTS, Translation, read_file, summary
 from backend.config.setting import Kind, Setting, has_default_rewards, step_parts
 from backend.config.updates import without_program_faults
@@ -251,7 +251,7 @@ class Draft(QObject):
             self._values = values | dict(over or {})
             self._on_disk, self.path = copy.deepcopy(self._values), None if as_preset else path
             self.translation = translation if translation.words else None
-            self.file_problems = file_problems(path, raw, faults, key_lines(path, raw)) if found else None
+            self.file_problems = file_problems(path, raw, faults) if found else None
 
     def correct_key(self, unread: UnreadKey) -> None:
         """Read a misspelt key of the file as the one that was meant."""
@@ -260,9 +260,8 @@ class Draft(QObject):
         old = values_from(found.raw)[0]
         raw = {unread.meant if key == unread.key else key: value for key, value in found.raw.items()}
         new, faults = values_from(raw)
-        lines = {**found.lines, unread.meant: found.lines.get(unread.key, 0)}
         with self._step(unread.meant):
-            self.file_problems = file_problems(found.path, raw, faults, lines)
+            self.file_problems = file_problems(found.path, raw, faults)
             changed = {key: value for key, value in new.items() if not is_identical(old[key], value)}
             self._values = self._values | changed
 

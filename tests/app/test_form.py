@@ -317,8 +317,6 @@ def test_problems_of_a_file_are_mended_in_their_panel(page: TrainPage, tmp_path:
     page.session.load_config(file)
     qtbot.waitUntil(panel.isVisible)
     assert panel.title.text() == "Problems in bad.yaml" and panel.sentence.text().startswith("2 settings could not")
-    shown = [label.text() for label in panel.findChildren(QLabel) if not label.isHidden()]
-    assert [text for text in shown if text.startswith("Line ")] == ["Line 2", "Line 3", "Line 4"]
     assert len(page.draft.problems()) == 2 and page.launch._problem_rows.count() == 1, "what the file has is told once"
     links = {button.accessibleName() or button.text(): button for button in panel.findChildren(QAbstractButton)}
     links["Go to Iterations"].click()

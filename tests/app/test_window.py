@@ -284,15 +284,6 @@ def test_save_leaves_the_file_of_another_program_as_it_is(window: Window, tmp_pa
     assert len(proposed) == 1, "ours is saved without a question"
 
 
-def test_export_for_mlx_lm_lora_names_the_settings_left_out(window: Window, tmp_path: Path, monkeypatch):
-    window.session.draft.update({"model": "a/b", "data": "a/b", "scale_rewards": "none"})
-    monkeypatch.setattr(menus, "save_file", lambda *_: tmp_path / "theirs.yaml")
-    window.menus["export_config"].trigger()
-    said = "Wrote theirs.yaml. Left out, as mlx-lm-lora has no such setting: scale_rewards."
-    assert window.strip.sentence.text() == said
-    assert "lora_parameters:" in (tmp_path / "theirs.yaml").read_text()
-
-
 def told_by_the_verb(*words: str) -> list[str]:
     """The verb runs in this process, and this command says what it said: a new process imports the engine for
     seconds."""

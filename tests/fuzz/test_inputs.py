@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from backend.config.config import SETTINGS, dump, parse, problems
 from backend.config.notes import unusual
-from backend.config.other_programs.files import mlx_lm_lora_yaml
 from backend.config.other_programs.into_trl import into_trl, trl_yaml
 from backend.config.other_programs.translation import FOREIGN_WORDS
 from backend.data.labels import check_prompts
@@ -82,7 +81,6 @@ def test_settings_are_refused_in_one_line_each_or_work_everywhere(shape: ModelSh
             raise UserError(faults)
         config = parse(raw)
         assert parse(parse_yaml(dump(config), "what was written", "config")) == config or config.epochs
-        mlx_lm_lora_yaml(config)
         trl_yaml(into_trl(config).words, "a file")
         for gpu in (False, True):
             assert estimate_run(config, shape, 16 * 10**9, gpu=gpu).total >= 0

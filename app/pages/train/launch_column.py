@@ -250,7 +250,7 @@ class FileProblemsPanel(QFrame):
     def show_problems(self, problems: Sequence[ConfigProblem]) -> list[ConfigProblem]:
         """Show what of the file was not read, and those of the form's problems that are in it; return the others."""
         found = self._draft.file_problems
-        in_file = [each for each in problems if found is not None and found.lines.get(each.setting)]
+        in_file = [each for each in problems if found is not None and each.setting in found.settings]
         focused = next((i for i, link in enumerate(self._links) if link.hasFocus()), None)
         if focused is not None:  # hidden, it would pass the focus on to what is below, and the column scroll there
             self.close_button.setFocus()
@@ -264,22 +264,19 @@ class FileProblemsPanel(QFrame):
         self.title.setText(f"{found.path.name} was not opened" if found.refusal else f"Problems in {found.path.name}")
         told = f"{counted(count, 'setting')} could not be read. The rest is in the form." if count else ""
         show_text(self.sentence, found.refusal or told)
-        listed: list[tuple[int, str, QWidget | None]] = []
+        listed: list[tuple[str, QWidget | None]] = []
         for each in found.unread:
             fix = partial(self._draft.correct_key, each)
             link = button(f"Use {each.meant}", fix, name=f"Use {each.meant} for {each.key}") if each.meant else None
-            listed.append((found.lines.get(each.key, 0), each.sentence, link))
+            listed.append((each.sentence, link))
         for each in in_file:
             go = partial(self.field_requested.emit, each.setting)
-            link = LinkButton(f"Go to {SETTINGS[each.setting].label}", on_click=go)
-            listed.append((found.lines[each.setting], each.sentence, link))
-        listed.sort(key=lambda each: each[0])
-        for line, sentence, link in listed:
+            listed.append((each.sentence, LinkButton(f"Go to {SETTINGS[each.setting].label}", on_click=go)))
+        for sentence, link in listed:
             text = label(sentence, role="problem", wrap=True, selectable=True)
-            place = label(f"Line {line}", theme.caption_font(), role="muted", shown=bool(line))
             parts = [(link, 0, LEFT)] if link is not None else []
-            self.rows.addWidget(holder(column(place, text, *parts, spacing=4)))
-        self._links = [link for *_, link in listed if link is not None]
+            self.rows.addWidget(holder(column(text, *parts, spacing=4)))
+        self._links = [link for _, link in listed if link is not None]
         if focused is not None and self._links:
             following = self._links[min(focused, len(self._links) - 1)]
             QTimer.singleShot(0, following, following.setFocus)  # once it has its place

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from backend.config.config import SETTINGS, parse
-from backend.config.other_programs.files import mlx_lm_lora_yaml
 from backend.config.other_programs.mlx_lm import MLX_LM_LORA, OTHER_MODES
 from backend.config.other_programs.translation import (
     FOREIGN_WORDS,
@@ -299,26 +298,6 @@ def test_in_a_file_of_ours_and_in_a_mixed_one_a_step_is_k_batches(ours: dict[str
 def test_iterations_come_before_epochs_in_mlx_lm_lora() -> None:
     assert "epochs" not in made(**THEIRS, epochs=3)
     assert made(epochs=3, iters=100)["epochs"] == 3, "in a file of ours the other way round"
-
-
-def test_a_config_exported_for_mlx_lm_lora_and_read_again_is_the_same() -> None:
-    raw = {"iters": 60, "gradient_accumulation_steps": 4, "save_every": 10, "steps_per_eval": 20, "optimizer": "adam"}
-    config = parse(NEEDED | raw)
-    text, missing = mlx_lm_lora_yaml(config)
-    assert not missing and "iters: 240" in text
-    assert parse(parse_yaml(text, "the file", "config")) == config
-
-
-def test_adapters_to_start_from_go_out_by_the_file_of_their_arrays(tmp_path: Path) -> None:
-    (tmp_path / "adapters.safetensors").write_bytes(b"")
-    starts = NEEDED | {"adapter": str(tmp_path), "lora_alpha": 32, "rank": 16}
-    text, missing = mlx_lm_lora_yaml(parse(starts))
-    theirs = parse_yaml(text, "the file", "config")
-    assert not missing and isinstance(theirs, dict)
-    assert theirs["resume_adapter_file"] == str(tmp_path / "adapters.safetensors")
-    assert theirs["lora_parameters"]["scale"] == 2.0
-    text, missing = mlx_lm_lora_yaml(parse(starts | {"adapter": str(tmp_path / "gone")}))
-    assert list(missing) == ["adapter"] and "resume_adapter_file" not in text
 
 
 @cases(
