@@ -228,6 +228,7 @@ SCHEDULES: list[tuple[dict[str, Any], str, str]] = [
     ({"arguments": [1e-4]}, "lr_schedule", "a mapping with a name and arguments"),
     ({"name": "cosine_decay"}, "lr_schedule", "a list of at most three numbers"),
     ({"name": "one_cycle", "arguments": [1e-4, 0.9]}, "lr_schedule", "it is one of constant, constant_with_"),
+    ({"name": "step_decay", "arguments": [1e-4, 0.9, 10]}, "lr_schedule", "give step as a word, with lr_final."),
     ({"name": "cosine_decay", "arguments": ["fast", 10]}, "learning_rate", "must be a number, not 'fast'"),
     ({"name": "cosine_decay", "arguments": [1e-4, "soon"]}, "lr_decay_fraction", "must be a number, not 'soon'"),
 ]

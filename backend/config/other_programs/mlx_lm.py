@@ -16,7 +16,6 @@ from backend.config.other_programs.keys import (
 )
 from backend.utils.text import quote
 
-QUANTIZATION_FLAGS = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
 _ITERS = 1000  # default of `iters`, here and in mlx-lm
 OTHER_MODES = {mode: nearest for nearest, modes in TABLES["modes"].items() for mode in modes.split()}
 """Mode that is not built → what is nearest here, as a clause."""
@@ -146,13 +145,8 @@ def _accumulation(to: Translator) -> None:
             to.remarks["gradient_accumulation_steps"] = sentence
 
 
-_SCHEDULES = {
-    "cosine": ("peak", "steps", "end"),
-    "linear": ("peak", "end", "steps"),
-    "exponential": ("peak", "factor"),
-    "step": ("peak", "factor", "every"),
-}
-"""Arguments of mlx's `cosine_decay`, `linear_schedule`, `exponential_decay` and `step_decay`, in order."""
+_SCHEDULES = {"cosine": ("peak", "steps", "end"), "linear": ("peak", "end", "steps")}
+"""Arguments of mlx's `cosine_decay` and `linear_schedule`, in order."""
 
 
 def _lr_schedule(to: Translator) -> None:
@@ -166,35 +160,24 @@ def _lr_schedule(to: Translator) -> None:
         shape = "a mapping with a name and arguments, a list of at most three numbers"
         to.refuse("lr_schedule", f"lr_schedule must be a word, or {shape}.")
         return
+    if kind in ("exponential", "step"):
+        shape = "a mapping for cosine_decay and linear_schedule only"
+        to.refuse("lr_schedule", f"lr_schedule is {shape}; give {kind} as a word, with lr_final.")
+        return
     by_name = dict(zip(_SCHEDULES.get(kind, ()), arguments, strict=False))
     to.values["lr_schedule"] = kind
     if not by_name:
         return
-    by_factor = kind in ("exponential", "step")  # a factor per update, or every few of them
-    if to.values.get("epochs") and (by_factor or ("steps" in by_name and not to.has("lr_decay_fraction"))):
+    if to.values.get("epochs") and "steps" in by_name and not to.has("lr_decay_fraction"):
         counted = "lr_schedule counts the fall in steps, but the run is counted in epochs"
         to.refuse("lr_schedule", f"{counted}; give its name, with lr_final and lr_decay_fraction.")
         return
     to.values["learning_rate"] = by_name["peak"]
-    iters = to.values.get("iters") or _ITERS
-    try:
-        if by_factor:
-            peak, factor, every = (float(by_name.get(name, 1)) for name in ("peak", "factor", "every"))
-            falls = math.ceil(int(iters) / every)
-            to.values.setdefault("lr_final", peak * factor**falls)
-            to.values.setdefault("lr_decay_fraction", falls * every / int(iters))
-            if "every" in by_name:
-                to.values.setdefault("lr_cycles", falls)
-        else:
-            to.values.setdefault("lr_final", by_name.get("end", 0.0))
-            if "steps" in by_name:
-                to.values.setdefault("lr_decay_fraction", float(by_name["steps"]) / float(iters))
-    except (TypeError, ValueError, ArithmeticError):
-        if by_factor:
-            numbers = "the rate, the factor, and for steps their length"
-            to.refuse("lr_schedule", f"lr_schedule must have its arguments as numbers: {numbers}.")
-        else:
-            to.values.setdefault("lr_decay_fraction", by_name["steps"])  # no number: validation reports it
+    to.values.setdefault("lr_final", by_name.get("end", 0.0))
+    if "steps" in by_name:
+        steps, iters = as_number(by_name["steps"]), as_number(to.values.get("iters"), _ITERS)
+        # What is no number is reported by validation.
+        to.values.setdefault("lr_decay_fraction", steps / iters if steps is not None and iters else by_name["steps"])
     to.values.setdefault("lr_warmup_steps", mapping.get("warmup", 0))
     to.values.setdefault("lr_warmup_init", mapping.get("warmup_init", 0.0))
 
