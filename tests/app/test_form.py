@@ -26,6 +26,7 @@ from app.widgets.basic.tables import toggle_tick
 from app.widgets.form import fields
 from app.widgets.form.fields import AdapterField
 from app.widgets.form.setting_search import KEY, SettingSearch
+from app.widgets.form.tools_field import EXACT, FROM_SOURCE
 from app.widgets.reward_delegates import WeightEdit
 from app.window import Window
 from backend.config.config import SETTINGS, load, parse
@@ -632,14 +633,7 @@ def shown_note(field: AdapterField) -> str:
 
 
 TOOLS = """
-def add(first: int, second: int = 0) -> int:
-    \"\"\"Add two numbers.
-
-    Args:
-        first: A number,
-            of any size.
-        second: Another.
-    \"\"\"
+def add(first: int, second: int = 0) -> int: ...
 def say(text: str): ...
 def _private(): ...
 raise RuntimeError("the window must not run it")
@@ -649,13 +643,10 @@ class Base:
     def move(self, to: str): "Move on."
 class Game(Base):
     def reset(self, **row): ...
-    def get_reward(self): ...
-    @property
-    def state(self): ...
 """
 
 
-def test_tools_are_listed_from_the_source_and_once_allowed_as_the_model_reads_them(
+def test_functions_are_listed_by_name_and_once_allowed_all_tools_as_the_model_reads_them(
     page: TrainPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(page.session, "service", service := ServiceByHand())
@@ -666,11 +657,8 @@ def test_tools_are_listed_from_the_source_and_once_allowed_as_the_model_reads_th
     (tmp_path / "game.py").write_text(GAME)
     draft.update({"tools_file": str(tmp_path / "tools.py"), "environment": f"{tmp_path / 'game.py'}::Game"})
     page.tools.refresh()
-    own = ["None", "add", "Add two numbers.", "first, second", "tools.py"]
-    others = [["None", "say", "", "text", "tools.py"], ["None", "move", "Move on.", "to", "Game"]]
-    assert table_texts(field.model) == [own, *others]
-    assert "A number, of any size." in field.schema.text() and "int, optional" in field.schema.text()
-    assert not service.asked and field.status.text() == "Read from the source; nothing was run."
+    assert table_texts(field.model) == [["None", name, "", "", "tools.py"] for name in ("add", "say")]
+    assert not service.asked and field.schema.isHidden() and field.status.text() == FROM_SOURCE
     toggle_tick(field.model, field.model.index(0, 0))
     assert draft.value("tools") == ["say"]
     toggle_tick(field.model, field.model.index(1, 0))
@@ -684,17 +672,22 @@ def test_tools_are_listed_from_the_source_and_once_allowed_as_the_model_reads_th
     field.load.click()
     about = {"name": "add", "description": "Add.", "parameters": {"properties": {"first": {"type": "integer"}}}}
     served = {"name": "now", "description": "", "parameters": {}}
-    functions = [{"type": "function", "function": each} for each in (about, served)]
-    service.last("tools").answer({"shared": functions, "by_environment": {}})
-    assert (
-        field.status.text() == "These are the schemas that the model reads." and "integer, opt" in field.schema.text()
-    )
-    assert table_texts(field.model)[-1] == ["None", "now", "", "none", "MCP server"]
+    move = {"name": "move", "description": "Move on.", "parameters": {"properties": {"to": {"type": "string"}}}}
+    add, now, move = ({"type": "function", "function": each} for each in (about, served, move))
+    service.last("tools").answer({"shared": [add, now], "by_environment": {"": [move]}})
+    assert field.status.text() == EXACT and "integer, opt" in field.schema.text()
+    assert table_texts(field.model) == [
+        ["None", "add", "Add.", "first", "tools.py"],
+        ["None", "say", "", "", "tools.py"],
+        ["None", "move", "Move on.", "to", "Game"],
+        ["None", "now", "", "none", "MCP server"],
+    ]
     draft.set("tools", ["sing"])
     assert table_texts(field.model)[-1][2] == "The tools file has no function of this name."
-    draft.set("environment", f"{tmp_path / 'game.py'}::Chess")
+    (tmp_path / "tools.py").write_text("def add(:")
     page.tools.refresh()
-    assert field.status.text() == "game.py has no class Chess; it has Base, Game."
+    assert field.status.text() == "tools.py has a syntax error on line 1: invalid syntax."
+    (tmp_path / "tools.py").write_text(TOOLS)
     monkeypatch.setattr(fields, "open_file", lambda *_: tmp_path / "game.py")
     page.form.fields["environment"].browse.click()
     assert draft.value("environment") == f"{tmp_path / 'game.py'}::Game", "the class with a reset"

@@ -33,7 +33,7 @@ from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, sections
 from backend.config.notes import unusual
 from backend.config.setting import Setting, documented_part
-from backend.tools.catalogue import ListedTool, listed_tools, with_exact
+from backend.tools.catalogue import listed_tools
 from backend.tools.host import ToolSchemas
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import is_dataset_cached
@@ -337,7 +337,6 @@ class ToolsPart(QObject):
     def __init__(self, session: Session, field: ToolsField) -> None:
         super().__init__(field)
         self._session, self._field = session, field
-        self._listed: list[ListedTool] = []
         self._asked: dict[str, Any] = {}
         self._exact: ToolSchemas | None = None
         self._problem = ""
@@ -349,29 +348,26 @@ class ToolsPart(QObject):
 
     def refresh(self) -> None:
         settings = {key: self._session.draft.value(key) for key in ASKED}
-        try:
-            self._listed, problem = listed_tools(settings), ""
-        except UserError as error:
-            self._listed, problem = [], error.faults[0].sentence
-        has_sources = any(settings[key] for key in SOURCES) and not problem
         if settings != self._asked:
             self._asked, self._exact, self._problem = {}, None, ""
-            if has_sources and self._field.isVisible() and not self._session.consent.is_missing(settings):
-                self._ask(settings)
-        self._show(problem, has_sources=has_sources)
+        try:
+            listed, problem = listed_tools(settings, self._exact), ""
+        except UserError as error:
+            listed, problem = [], error.faults[0].sentence
+        can_load = any(settings[key] for key in SOURCES) and not problem
+        is_allowed = can_load and self._field.isVisible() and not self._session.consent.is_missing(settings)
+        if is_allowed and not self._asked:
+            self._ask(settings)
+        is_loading = bool(self._asked) and self._exact is None and not self._problem
+        status = EXACT if self._exact is not None else "Loading…" if is_loading else FROM_SOURCE if can_load else ""
+        loads = can_load and self._exact is None and not is_loading
+        self._field.show_tools(listed, status, problem or self._problem, loads=loads)
 
     def load(self) -> None:
         settings = {key: self._session.draft.value(key) for key in ASKED}
         if self._session.consent.obtain(settings):
             self._ask(settings)
-            self._show("", has_sources=True)
-
-    def _show(self, problem: str, *, has_sources: bool) -> None:
-        listed = with_exact(self._listed, self._exact) if self._exact is not None else self._listed
-        is_loading = bool(self._asked) and self._exact is None and not self._problem
-        status = EXACT if self._exact is not None else "Loading…" if is_loading else FROM_SOURCE if has_sources else ""
-        loads = has_sources and self._exact is None and not is_loading
-        self._field.show_tools(listed, status, problem or self._problem, loads=loads)
+            self.refresh()
 
     def _ask(self, settings: dict[str, Any]) -> None:
         self._asked = settings
@@ -379,7 +375,7 @@ class ToolsPart(QObject):
         def answered(exact: ToolSchemas | None, problem: str) -> None:
             if settings == self._asked:  # else they have changed since
                 self._exact, self._problem = exact, problem
-                self._show("", has_sources=True)
+                self.refresh()
 
         self._session.service.ask(
             "tools",

@@ -21,7 +21,7 @@ from backend.tools.catalogue import ListedTool
 USE, TOOL, DOES, PARAMETERS, ORIGIN = range(5)
 MOST_ROWS, JSON_LINES = 8, 12
 NOTHING = "None. Choose a file of functions, an environment, or MCP servers."
-FROM_SOURCE = "Read from the source; nothing was run."
+FROM_SOURCE = "Read from the tools file without running it. Tools of environments and servers appear once loaded."
 EXACT = "These are the schemas that the model reads."
 NOT_FOUND = "The tools file has no function of this name."
 
@@ -42,7 +42,7 @@ class ToolModel(RowsModel):
         return not self.chosen or not tool.is_optional or tool.name in self.chosen
 
     def text(self, row: ListedTool, column: int) -> str | None:
-        parameters = ", ".join(name for name, *_ in row.parameters) or "none"
+        parameters = ", ".join(name for name, *_ in row.parameters) or ("none" if "parameters" in row.schema else "")
         return (None, row.name, row.description, parameters, row.origin)[column]
 
     def colour(self, row: ListedTool, column: int) -> QColor:
@@ -122,7 +122,8 @@ class ToolsField(Field):
         """Show tools; `status`: where from; `problem`: why not; `loads`: the model's own schemas can be loaded."""
         self._listed, chosen = listed, self._chosen if isinstance(self._chosen, list) else []
         known, place = {tool.name for tool in listed}, max(0, self.control.currentIndex().row())
-        missing = [ListedTool({"name": name, "description": NOT_FOUND}, "") for name in chosen if name not in known]
+        schemas = ({"name": name, "description": NOT_FOUND} for name in chosen if name not in known)
+        missing = [ListedTool(schema, "", is_optional=True) for schema in schemas]
         self.model.chosen = chosen
         self.model.set_rows([*listed, *missing])
         rows = self.model.rowCount()
@@ -150,10 +151,11 @@ class ToolsField(Field):
     def _show_schema(self, *_: object) -> None:
         place = self.control.currentIndex().row()
         tool = self.model.rows[place] if 0 <= place < len(self.model.rows) else None
-        set_shown(self.schema, tool is not None)
-        set_shown(self.show_json, tool is not None)
+        is_known = tool is not None and "parameters" in tool.schema
+        set_shown(self.schema, is_known)
+        set_shown(self.show_json, is_known)
         self.show_json.setText("Show JSON" if self.json.isHidden() else "Hide JSON")
-        if tool is None:
+        if tool is None or not is_known:
             self.json.hide()
             return
         lines = [f'<tr><td colspan="3"><b>{escape(tool.name)}</b>: {escape(tool.description)}</td></tr>']
