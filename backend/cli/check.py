@@ -80,9 +80,10 @@ def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
     from backend.trainer import preflight
 
     with progress_listener(tell_error):
-        inputs = preflight.preflight(raw)
+        config = parse(raw)
+        inputs = preflight.preflight(config)
     try:
-        splits, config = inputs.splits, parse(raw)
+        splits = inputs.splits
         rows, source = splits.train, splits.source.get("train", config.data)
         report = prompt_variety(rows, config, source).to_dict()
         if not report["answers"] and compares_answers(config):

@@ -18,7 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.config.config import Config, load
+from backend.config.config import Config, load, parse
 from backend.data.rows import SPLITS, LazyRows, Rows, Splits
 from backend.engine.cpu import left_nothing
 from backend.models.policy import load_base
@@ -280,12 +280,12 @@ class MemberRun:
             return self._unpark(shared)
         # The lock stays with the sweep until the run has ended: a run that waits for its turn is not crashed.
         self._lock = hold_lock(self.folder)
-        self.trainer, saved = open_run(self.config, self.folder, shared=shared)
+        self.trainer, saved = open_run(self.config, self.folder)
         self.trainer.control.outer = self.commands
         self.result.state = "training"
 
         def load(trainer: Trainer) -> Ending | None:
-            trainer.load(saved, self.command, self._read_inputs())
+            trainer.load(saved, self.command, self._read_inputs(), shared=shared)
             return _train(trainer, trainer.state.step)  # an evaluation that is due before the next step
 
         self._guarded(load)
@@ -394,7 +394,7 @@ class SweepInputs:
         for member in plan.members():
             if member.seed == plan.seeds[0]:
                 try:
-                    self._read[member.run] = self._shared(preflight(plan.raw_settings(member), self._processes))
+                    self._read[member.run] = self._shared(preflight(parse(plan.raw_settings(member)), self._processes))
                 except UserError as error:
                     found |= dict.fromkeys(error.faults)
         if found:

@@ -1,6 +1,6 @@
 """Every problem that a user can fix before a run: settings, then model, dataset and reward files. Loads no weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from backend.config.config import Config, parse
+from backend.config.config import Config
 from backend.config.model_and_data_names import check_reference, check_weights, model_source
 from backend.config.updates import require_no_program
 from backend.data.problems import PromptFormat, fitting_problem, with_opening
@@ -59,28 +59,19 @@ OTHER_MODELS: dict[str, Callable[[Config], bool]] = {
 """Setting that names another model → true if a run needs it."""
 
 
-def check(raw: Mapping[str, Any]) -> list[ConfigProblem]:
-    try:
-        preflight(raw).scorer.close()
-    except UserError as error:
-        return error.faults
-    return []
-
-
 def preflight(
-    settings: Config | Mapping[str, Any],
+    config: Config,
     processes: SharedProcesses | None = None,
     runs_dir: Path | None = None,
     begin: Callable[[Config], Scorer] | None = None,
     *,
     of_program: bool = False,
 ) -> RunInputs:
-    """Check settings, then model, reference, dataset, columns, prompts and rewards, each by itself. → the rows and
+    """Check model, reference, dataset, columns, prompts and rewards, each by itself. → the rows and
     reward functions that were read. Raises UserError with all problems. A reward file is executed.
 
     `processes` are shared with other runs. `runs_dir`: where the run will be; its disk must have room. `begin` makes
     the scorer, where functions are objects of a program; `of_program`: optimizer and schedule may be."""
-    config = settings if isinstance(settings, Config) else parse(settings)
     if not of_program:
         require_no_program(config)
     scorer = begin(config) if begin else begin_scorer(config, processes)

@@ -22,7 +22,7 @@ from backend.runs.saved_weights import Checkpoint, DamagedCheckpoint
 from backend.runs.steering import Steering
 from backend.trainer.control import Stopped, StopPending
 from backend.trainer.machine import GpuError, gpu_error
-from backend.trainer.run_context import LoadContext, SharedResources, load_context
+from backend.trainer.run_context import LoadContext, load_context
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.trackers.follow import RunTrackers
 from backend.trainer.trainer import RESTART, Ending, Trainer
@@ -70,8 +70,7 @@ def train(
                 trackers.start(config.report_to, trainer.note)
                 starts_trackers = False
             trainer.control.looks += [partial(trackers.look, trainer.warn), *([look] if look else [])]
-            trainer.load_parts = load
-            ending = ending_of(partial(_run, trainer, saved, command, inputs), trainer)
+            ending = ending_of(partial(_run, trainer, saved, command, inputs, load), trainer)
             if ending.damaged is None:
                 break
             trainer.close()
@@ -92,9 +91,11 @@ def train(
         os.close(lock)
 
 
-def _run(trainer: Trainer, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> Ending:
+def _run(
+    trainer: Trainer, saved: Checkpoint | None, command: str, inputs: RunInputs | None, load: LoadContext
+) -> Ending:
     with stops_as_exceptions(trainer, trainer.control.obey_signal):
-        trainer.load(saved, command, inputs)
+        trainer.load(saved, command, inputs, load=load)
         trainer.train_until(None)
         return trainer.complete()
 
@@ -118,7 +119,6 @@ def open_run(
     *,
     changes: Mapping[str, Any] | None = None,
     keep_words: bool = False,
-    shared: SharedResources | None = None,
     notes: Sequence[str] = (),
 ) -> tuple[Trainer, Checkpoint | None]:
     """A trainer for a run whose lock this process holds, and the newest whole checkpoint, to which the run's files are
@@ -137,7 +137,6 @@ def open_run(
     settings = steering.config_at(step)
     checkpoint.rotate(run, settings.keep_checkpoints)  # a process that was killed may not have done it
     trainer = Trainer(settings, run, EventLog(run.events, echo), steering, keep_words=keep_words)
-    trainer.shared = shared
     for sentence in notes:
         trainer.warn(sentence)
     # `lengths_at` finds the lengths without the checkpoint.

@@ -71,11 +71,9 @@ class Ending:
 
 class Trainer:
     """One run. `state`: after the last finished step; a step counts once its line is in the event log. `parts` is
-    set once all is loaded, and deleted before exporting. `shared`: of a sweep, whose process handles the signals."""
+    set once all is loaded, and deleted before exporting."""
 
     parts: RunContext
-    load_parts: LoadContext = staticmethod(load_context)
-    shared: SharedResources | None = None
 
     def __init__(
         self, config: Config, run: RunFolder, event_log: EventLog, steering: Steering, *, keep_words: bool = False
@@ -114,22 +112,30 @@ class Trainer:
                 self.reward_files = event.get("reward_files") or self.reward_files
             yield event
 
-    def load(self, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
-        """Load `parts`, in the state of `saved` if there is a checkpoint, and write `started`."""
+    def load(
+        self,
+        saved: Checkpoint | None,
+        command: str,
+        inputs: RunInputs | None,
+        *,
+        load: LoadContext = load_context,
+        shared: SharedResources | None = None,
+    ) -> None:
+        """Load `parts`, in the state of `saved` if there is a checkpoint, and write `started`. `shared`: of a sweep,
+        whose process handles the signals."""
         # Before the slow part: a signal while the model loads ends the run at its step, with a line in the event log.
         if saved is not None:
             self.state, self.saver.saved_step, self._begun = saved.state, saved.state.step, saved.state.step
-        if self.shared is None:
+        if shared is None:
             self.control.listen_to_signals()
         self.event_log.write("phase", phase="loading")
         self.keep_awake.start()
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out
         stages = stage_configs(self.steering.config)
-        shared = self.shared
         if shared is None and saved is not None and saved.state.dtype and self.config.dtype == "auto":
             shared = SharedResources(None, (saved.state.dtype, ""))
         with with_stop_check(self.control.look_for_stop):
-            parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, shared, stages)
+            parts = load(self.config, self.note, inputs, self.gpu_errors.step_size, shared, stages)
             parts.scoring.scorer.load_models(self.folder.path)
         if saved is not None:
             parts.restore(saved, self.config, self.note)

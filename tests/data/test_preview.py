@@ -15,10 +15,9 @@ from backend.data.rows import read_splits
 from backend.rewards.allowed_code import allow_named
 from backend.serve import dataset_questions
 from backend.serve.questions import QUESTIONS, Cancelled, QuestionCall, handler
-from backend.trainer.preflight import check
 from tests.data.test_rows import write as write_rows
 from tests.support.random_models import tiny_tokenizer
-from tests.support.small_run import settings_for
+from tests.support.small_run import check, settings_for
 
 ROWS = [
     {"question": "What is 1 plus 1?", "solution": "2", "topic": "sums"},

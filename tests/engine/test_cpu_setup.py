@@ -14,7 +14,6 @@ import pytest
 
 from backend.engine import cpu_setup, device
 from backend.engine.device import CACHE_SHARE, on_cpu, release_cached_buffers
-from backend.trainer.preflight import check
 from backend.utils.errors import UserError
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support import small_run
@@ -153,9 +152,9 @@ def test_a_gpu_that_is_not_there_is_refused_by_check(tmp_path: Path, monkeypatch
     monkeypatch.setattr(mx, "is_available", lambda kind: kind != mx.gpu)
     with pytest.raises(UserError, match="MLX has no GPU"):
         device.use("gpu")
-    faults = check(small_run.settings_for(tmp_path, device="gpu"))
+    faults = small_run.check(small_run.settings_for(tmp_path, device="gpu"))
     assert [fault.setting for fault in faults] == ["device"]
-    assert not check(small_run.settings_for(tmp_path, device="cpu"))
+    assert not small_run.check(small_run.settings_for(tmp_path, device="cpu"))
 
 
 def _cached() -> int:

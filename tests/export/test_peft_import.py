@@ -19,12 +19,12 @@ from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.runs.run_folder import RunFolder
 from backend.serve.hub_questions import import_adapter as import_question
 from backend.serve.questions import Cancelled, QuestionCall
-from backend.trainer.preflight import check
 from backend.utils.errors import UserError
 from tests.export.test_export_original import as_published, stored
 from tests.support import small_run
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
+from tests.support.small_run import check
 from tests.support.verbs import refused, run_ok
 
 ARRAYS = "adapter_model.safetensors"

@@ -11,6 +11,7 @@ from backend.config.config import parse
 from backend.rewards.allowed_code import allow_named
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
+from backend.utils.errors import ConfigProblem, UserError
 from tests.support.random_models import tiny_model
 
 # Rewards are scored in the trainer's process: to start another takes longer than such a run
@@ -49,6 +50,17 @@ def settings_for(folder: Path, *, layers: int = 1, **changes: Any) -> dict[str, 
         tiny_model(folder / "model", layers=layers)
         write_rows(folder / "rows.jsonl")
     return QUICK | {"model": str(folder / "model"), "data": str(folder / "rows.jsonl")} | changes
+
+
+def check(raw: dict[str, Any]) -> list[ConfigProblem]:
+    """The problems that a run with these settings would be refused for."""
+    from backend.trainer.preflight import preflight
+
+    try:
+        preflight(parse(raw)).scorer.close()
+    except UserError as error:
+        return error.faults
+    return []
 
 
 def write_config(path: Path, raw: dict[str, Any]) -> Path:

@@ -23,10 +23,9 @@ from backend.runs.saved_weights import all_checkpoints, best_of, find_checkpoint
 from backend.runs.steering import run_config
 from backend.sampling.chat import find_source
 from backend.trainer.evaluation.comparison import find_evaluated
-from backend.trainer.preflight import check
 from backend.trainer.run_context import RunContext
 from tests.support import made_up_runs, small_run
-from tests.support.small_run import arrays, notes, same
+from tests.support.small_run import arrays, check, notes, same
 
 HELD_OUT = {"validation_split": 0.25, "val_batches": 1, "steps_per_eval": 1, "save_every": 1, "keep_checkpoints": 1}
 

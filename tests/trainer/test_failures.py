@@ -29,7 +29,6 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import LOCK_VARIABLE, RunFolder
 from backend.trainer.control import STOP_SIGNALS
 from backend.trainer.machine import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, GpuErrorLog, gpu_error
-from backend.trainer.preflight import check
 from backend.trainer.trainer import RESTART
 from backend.training.learner import Learner
 from backend.utils import disk
@@ -39,7 +38,7 @@ from backend.utils.text import quote
 from tests.support import failing_gpu, small_run
 from tests.support.cases import cases
 from tests.support.failing_gpu import OUT_OF_MEMORY
-from tests.support.small_run import events, weights
+from tests.support.small_run import check, events, weights
 
 METAL = failing_gpu.METAL
 TEXTS = {

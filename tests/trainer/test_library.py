@@ -26,7 +26,6 @@ from backend.runs.clone import clone
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.library.own_engine import given_updates
-from backend.trainer.preflight import check
 from backend.trl import GRPOConfig, GRPOTrainer
 from backend.trl.rewards import accuracy_reward, get_cosine_scaled_reward, get_repetition_penalty_reward
 from tests.support import small_run
@@ -398,7 +397,7 @@ def test_what_is_no_program_refuses_the_run_and_says_how_to_go_on(own_trained: A
             verb_resume.__wrapped__.__wrapped__(str(folder))
         assert "with backend.resume(run, optimizer=…)" in str(mistake.value)
         assert (folder / "events.jsonl").read_bytes() == event_log
-    faults = check(load(run.folder / "config.yaml").model_dump())
+    faults = small_run.check(load(run.folder / "config.yaml").model_dump())
     assert [fault.setting for fault in faults] == ["optimizer", "lr_schedule"]
     cold = tmp_path / "False" / f"{run.folder.name}-from-1"
     again = resume(cold, optimizer=Averaging, schedule=halves)

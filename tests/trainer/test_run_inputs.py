@@ -27,7 +27,7 @@ from backend.serve.hub_questions import download
 from backend.serve.questions import QuestionCall
 from backend.trainer import run_context
 from backend.trainer.evaluation.evaluation_rows import read_rows
-from backend.trainer.preflight import check, preflight
+from backend.trainer.preflight import preflight
 from backend.utils import places
 from backend.utils.errors import UserError
 from tests.models.test_hub import point_at
@@ -98,22 +98,23 @@ def test_a_dataset_that_has_changed_is_refused_before_the_model_loads(
 def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None:
     wrong = {"model": "./nowhere", "data": "./no_rows.jsonl", "reward_functions": ["r1_itn", "r1_int"]}
     raw = small_run.settings_for(tmp_path, **wrong)
-    faults = check(raw)
+    faults = small_run.check(raw)
     assert [fault.setting for fault in faults] == ["model", "data", "reward_functions"]
     with pytest.raises(UserError) as caught:
-        preflight(raw)
+        preflight(parse(raw))
     assert caught.value.faults == faults
-    (fault,) = check(small_run.settings_for(tmp_path, lora_keys=["q_projj"]))  # nothing learns: no memory for it
+    # Nothing learns: no memory for it.
+    (fault,) = small_run.check(small_run.settings_for(tmp_path, lora_keys=["q_projj"]))
     assert fault.setting == "lora_keys" and fault.sentence.startswith("No layer of this model is called q_projj")
 
 
 def test_tools_need_a_chat_template_with_calls(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text('def now() -> str:\n    """Tell the time."""\n    return "noon"\n')
     raw = small_run.settings_for(tmp_path, tools_file=str(tmp_path / "tools.py"), max_seq_length=2000)
-    (fault,) = check(raw)
+    (fault,) = small_run.check(raw)
     assert fault.setting == "model" and fault.sentence.startswith("The model cannot use tools: mlx-lm knows no parser")
     tool_tokenizer(tmp_path / "model")
-    assert not check(raw)
+    assert not small_run.check(raw)
 
 
 def test_what_an_environment_adds_to_a_prompt_must_fit(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_what_an_environment_adds_to_a_prompt_must_fit(tmp_path: Path) -> None:
             '    def go(self) -> str:\n        """Take a step."""\n        return "here"\n'
             "    def get_reward(self): return 1.0\n"
         )
-        assert [fault.setting for fault in check(raw)] == setting
+        assert [fault.setting for fault in small_run.check(raw)] == setting
 
 
 MAP = '''
@@ -186,11 +187,11 @@ def test_a_streamed_run_is_the_run_in_memory_also_when_resumed(tmp_path: Path, m
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_a_map_function_names_the_row_it_fails_on(tmp_path: Path, mapped: dict[str, Any], isolation: str) -> None:
     raw = small_run.settings_for(tmp_path, **mapped, reward_isolation=isolation)
-    assert check(raw) == []
-    (fault,) = check(raw | {"map_function": "odd"})
+    assert small_run.check(raw) == []
+    (fault,) = small_run.check(raw | {"map_function": "odd"})
     assert fault.setting == "map_function"
     assert fault.sentence.startswith("The map function odd returned list, not a dict of columns or None on row 3 of ")
-    (fault,) = check(raw | {"map_function": "deep"})
+    (fault,) = small_run.check(raw | {"map_function": "deep"})
     assert fault.sentence.startswith("The map function deep returned a row that is nested more than 50 levels deep on ")
 
 
@@ -244,7 +245,7 @@ def test_a_documented_preset_finds_its_rows_and_answers(hub: HubStandIn, preset:
     settings = yaml.safe_load(file.read_text()) | {"model": QWEN2}
     assert preview(QuestionCall(), settings=settings) == {"absent": True}, "nothing is fetched unasked"
     download(QuestionCall(), id=settings["data"], repo_type="dataset")
-    assert check(settings) == []
+    assert small_run.check(settings) == []
     splits = read_splits(parse(settings))
     rows = {row[settings["answer_feature"]] for row in splits.train}
     assert set(ANSWERS[preset]) <= rows and len(splits.train) > 280 and splits.valid and len(splits.test) == 30
@@ -258,12 +259,12 @@ def test_a_documented_preset_finds_its_rows_and_answers(hub: HubStandIn, preset:
 
 def test_prompts_that_do_not_fit_are_found_before_a_model_is_fetched(hub: HubStandIn, tmp_path: Path) -> None:
     raw = QUICK | {"model": QWEN2, "data": str(write_rows(tmp_path / "sums.jsonl"))}
-    assert check(raw | {"max_prompt_length": 2}) == [] and {*hub.sent} == {"config.json"}, (
+    assert small_run.check(raw | {"max_prompt_length": 2}) == [] and {*hub.sent} == {"config.json"}, (
         "a check fetches no tokenizer"
     )
     tokenizer_folder(QWEN2)  # as the first part of a download that was stopped
-    assert check(raw) == []
-    (fault,) = check(raw | {"max_prompt_length": 2})
+    assert small_run.check(raw) == []
+    (fault,) = small_run.check(raw | {"max_prompt_length": 2})
     assert fault.setting == "max_prompt_length" and fault.sentence.startswith("Every prompt is longer than Max prompt")
     assert not any(path.endswith(".safetensors") for path in hub.sent)
 
@@ -292,7 +293,7 @@ def test_a_teacher_does_not_see_pictures(tmp_path: Path, settings: dict[str, Any
     raw = settings_with_pictures(tmp_path, teacher_model=str(tmp_path / "model"), **settings)
     lines = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "rows.jsonl").write_text("".join(reversed(lines)))
-    (fault,) = check(raw)
+    (fault,) = small_run.check(raw)
     assert fault.setting == setting and "row 2 of" in fault.sentence and "has pictures" in fault.sentence
 
 

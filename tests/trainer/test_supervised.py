@@ -14,12 +14,11 @@ from backend.runs.checkpoint import newest
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import all_checkpoints, best_of
 from backend.sampling.chat import find_source, load_sides
-from backend.trainer.preflight import check
 from backend.trainer.run_context import keep_best, load_context
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
 from tests.support.random_models import tiny_model
-from tests.support.small_run import arrays, metrics, notes, settings_for
+from tests.support.small_run import arrays, check, metrics, notes, settings_for
 
 WARM = {
     "iters": 5,

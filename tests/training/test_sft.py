@@ -20,12 +20,11 @@ from backend.data.labels import labelled_group, tokenized
 from backend.data.problems import PromptFormat
 from backend.models.policy import Policy, load_policy, load_teacher
 from backend.runs.run_folder import RunFolder
-from backend.trainer.preflight import check
 from backend.training.algorithms import build_learner
 from backend.training.batch import Batch, pack
 from backend.types import Completion, Group, Label, Problem
 from tests.support.random_models import tiny_model
-from tests.support.small_run import assert_same_run, events, settings_for, train_here, train_with_stops
+from tests.support.small_run import assert_same_run, check, events, settings_for, train_here, train_with_stops
 from tests.support.small_settings import PLAIN_SGD, SMALL_LORA, UNFILTERED
 
 ROWS, STEPS = 4, 10

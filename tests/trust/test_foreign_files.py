@@ -79,7 +79,7 @@ def test_no_link_of_a_model_is_followed_into_an_export(linked_model: Path, model
     raw = small_run.settings_for(models, model=str(linked_model), data=str(models / "rows.jsonl"))
     for own, is_refused in (({"fuse": True}, True), ({"train_type": "full"}, True), ({"fuse": False}, False)):
         try:
-            preflight(raw | own).scorer.close()
+            preflight(parse(raw | own)).scorer.close()
         except UserError as mistake:
             assert is_refused and "vocab.txt is a link" in str(mistake), str(mistake)
         else:
