@@ -1,5 +1,6 @@
 """The bundled demo: a model of about a million parameters that adds two-digit numbers half reliably. Makes the files in
-`resources/demo/` from a seed, and measures accuracy. The same seed gives the same bytes on the same machine."""
+`resources/demo/` from a seed, and measures accuracy. The same seed gives the same bytes on the same machine. Scripts in
+`packaging/` make the demos of tools and images."""
 
 import json
 import random
@@ -165,16 +166,6 @@ def encode(tokenizer: PreTrainedTokenizerFast, problem: Sum, solution: str) -> E
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     asked, written = tokenizer.encode(str(prompt)), tokenizer.encode(solution + END)
     return asked + written, [0] * len(asked) + [1] * len(written)
-
-
-def written(tokenizer: Any, conversation: str) -> Example:
-    """A conversation of which the model learns its turns, ends included."""
-    ids, opening = tokenizer.encode(conversation), tokenizer.encode(f"{START}assistant\n")
-    mask, is_written = list[int](), False
-    for place, token in enumerate(ids, 1):
-        mask.append(int(is_written))
-        is_written = (is_written and token != tokenizer.eos_token_id) or ids[place - len(opening) : place] == opening
-    return ids, mask
 
 
 def warm_up(model: nn.Module, batch: Callable[[], list[Example]], steps: int, progress: Progress) -> None:

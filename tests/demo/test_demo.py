@@ -4,6 +4,7 @@ import hashlib
 import json
 import socket
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,8 +14,7 @@ import mlx_lm
 import pytest
 from PIL import Image
 
-from backend import calculator_demo, demo, shapes_demo
-from backend.calculator_demo import Question
+from backend import demo
 from backend.config.config import load, parse, read
 from backend.demo import NUMBERS, Sum, careful, encode, pools
 from backend.demo import test_accuracy as accuracy
@@ -25,10 +25,15 @@ from backend.runs.run_folder import RunFolder
 from backend.sampling.turn_format import TurnFormat
 from backend.types import ToolCall, ToolResult
 from backend.utils.command import backend_command, backend_environment
-from backend.utils.places import demo_config, resources
+from backend.utils.places import demo_config, project_root, resources
 from backend.vision.tokenizer import with_vision
 from benchmarks.loss_comparison import VARIANTS, measure
 from tests.support.small_run import events, notes, train_here
+from tests.support.verbs import refused
+
+with pytest.MonkeyPatch.context() as patch:  # scripts, in no package
+    patch.syspath_prepend(project_root() / "packaging")
+    calculator_demo, shapes_demo = map(import_module, ("calculator_demo", "shapes_demo"))
 
 DEMO, CALCULATOR, SHAPES = (resources() / name for name in ("demo", "calculator", "shapes"))
 DEMOS = pytest.mark.parametrize(
@@ -68,7 +73,7 @@ def test_the_preset_trains_the_demo_and_the_longest_careful_answer_fits() -> Non
 
 def test_the_calculator_demo_warms_up_on_what_it_will_see() -> None:
     """The ids of a conversation of the warm-up are those that sampling, the parser and the template make."""
-    config, question = load(demo_config("calculator")), Question(99, "*", 98)
+    config, question = load(demo_config("calculator")), calculator_demo.Question(99, "*", 98)
     tokenizer = mlx_lm.load(str(CALCULATOR / "model"))[1]
     ids, mask = calculator_demo.encode(tokenizer, question, calls=True, trusts=True)
     assert set(calculator_demo.VOCABULARY) == set(tokenizer.get_vocab())
@@ -141,6 +146,10 @@ def test_the_same_seed_makes_the_same_bytes(
     changed = {name for name in once if once[name] != other[name]}
     assert changed == {"model/model.safetensors", *(file for file in once if file.startswith("data/"))}
     assert messages[0].startswith("Warm-up step 2 of 2")
+
+
+def test_rebuild_makes_no_demo_that_a_script_makes() -> None:
+    assert "packaging/shapes_demo.py" in refused("demo", "--images", "--rebuild")
 
 
 @pytest.mark.slow

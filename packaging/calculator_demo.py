@@ -1,6 +1,10 @@
-"""The bundled demo of tools: a model of 300,000 parameters that mostly guesses, and sometimes calls a calculator. Makes
-the files in `resources/calculator/` from a seed, as `backend.demo` does its own. In the warm-up the model sees wrong
-guesses, calls whose result is ignored, and calls whose result is the answer."""
+"""Make the bundled demo of tools again: a model of 300,000 parameters that mostly guesses, and sometimes calls a
+calculator.
+
+    python packaging/calculator_demo.py        writes resources/calculator/ from a seed, as `backend.demo` does its own
+
+In the warm-up the model sees wrong guesses, calls whose result is ignored, and calls whose result is the answer.
+"""
 
 import operator
 import random
@@ -9,6 +13,7 @@ from typing import Any, NamedTuple
 
 from backend import demo
 from backend.demo import CONFIG, END, NUMBERS, SPECIAL, START, TOKENIZER_CONFIG, Example, Progress
+from backend.utils.places import resources
 
 WORDS = (
     *("<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
@@ -89,6 +94,16 @@ def pools(seed: int) -> dict[str, list[Question]]:
     return splits | {"warmup": questions}
 
 
+def written(tokenizer: Any, conversation: str) -> Example:
+    """A conversation of which the model learns its turns, ends included."""
+    ids, opening = tokenizer.encode(conversation), tokenizer.encode(f"{START}assistant\n")
+    mask, is_written = list[int](), False
+    for place, token in enumerate(ids, 1):
+        mask.append(int(is_written))
+        is_written = (is_written and token != tokenizer.eos_token_id) or ids[place - len(opening) : place] == opening
+    return ids, mask
+
+
 def encode(tokenizer: Any, question: Question, *, calls: bool, trusts: bool) -> Example:
     """A conversation with or without a call, whose result the answer repeats if the model `trusts` it."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": question.row()["prompt"]}]
@@ -98,7 +113,7 @@ def encode(tokenizer: Any, question: Question, *, calls: bool, trusts: bool) -> 
         messages.append({"role": "tool", "name": "calculate", "content": question.answer})
     answer = question.answer if calls and trusts else question.guess
     messages.append({"role": "assistant", "content": f"<answer>{answer}</answer>"})
-    return demo.written(tokenizer, tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False))
+    return written(tokenizer, tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False))
 
 
 def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: None, steps: int = STEPS) -> None:
@@ -114,3 +129,7 @@ def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: N
     demo.warm_up(model, batch, steps, progress)
     demo.write(folder, model, tokenizer, {"config.json": MODEL, "tokenizer_config.json": TOKENIZER}, splits)
     progress(f"The model and data of the calculator demo are in {folder}.")
+
+
+if __name__ == "__main__":
+    rebuild(resources() / "calculator", progress=print)

@@ -1,6 +1,10 @@
-"""The bundled demo with images: a model of 300,000 parameters that counts shapes well, and mostly the wrong ones. Makes
-the weights and data in `resources/shapes/` from a seed. Needs mlx-vlm. In the warm-up the model learns to say what it
-looks for, mostly a shape of another colour, and to count that."""
+"""Make the bundled demo with images again: a model of 300,000 parameters that counts shapes well, and mostly the wrong
+ones.
+
+    python packaging/shapes_demo.py        writes the weights and data in resources/shapes/ from a seed; needs mlx-vlm
+
+In the warm-up the model learns to say what it looks for, mostly a shape of another colour, and to count that.
+"""
 
 import json
 import random
@@ -10,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from calculator_demo import written
 from PIL import Image, ImageDraw
 from transformers import PreTrainedTokenizerFast
 
@@ -80,7 +85,7 @@ def encode(asked: list[Question], is_careful: Callable[[], bool]) -> Example:
         messages.append({"role": "assistant", "content": answer})
     names = TOKENIZER.decode([NAMES[("", *SHAPES).index(shape)] for shape in asked[0].picture[:-1]])
     conversation = TOKENIZER.apply_chat_template(messages, tokenize=False)
-    ids, mask = demo.written(TOKENIZER, conversation.replace("<|image_pad|>", f"<|image_pad|>{names}"))
+    ids, mask = written(TOKENIZER, conversation.replace("<|image_pad|>", f"<|image_pad|>{names}"))
     return ids, [int(is_learned or token in NAMES) for token, is_learned in zip(ids, mask, strict=True)]
 
 
@@ -112,3 +117,7 @@ def rebuild(folder: Path, seed: int = 0, progress: Progress = lambda sentence: N
     for question in {question.file: question for part in splits.values() for question in part}.values():
         drawn(question.picture, random.Random(question.file)).save(folder / "data" / question.file, optimize=True)
     progress(f"The model and data of the demo with images are in {folder}.")
+
+
+if __name__ == "__main__":
+    rebuild(resources() / "shapes", progress=print)
