@@ -34,15 +34,6 @@ class RowCosts:
         """Number of rows to decode together, of `most`: all of them within one tile, else full tiles."""
         return most if most <= self.tile else most // self.tile * self.tile
 
-    def filled(self, rows: int) -> int:
-        """`rows` rounded up to full tiles."""
-        return self.tile * self._tiles(rows)
-
-    def time_of(self, completions: int) -> float:
-        """The time per token of that many completions of equal length."""
-        together = self.planned(completions)
-        return self.cost(together) + (self.time_of(completions - together) if completions > together else 0)
-
     def fewer(self, rows: int) -> Iterator[int]:
         """`rows`, and about half as many each time, down to 1."""
         while rows > 1:

@@ -1,6 +1,5 @@
 """Presets: each loads, has a title and a sentence, changes only the settings it may, and previews its changes."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -98,31 +97,6 @@ def estimated(machine: float = 16 * GB, *, gpu: bool = True, **settings: Any) ->
     return estimate_run(config, shape, int(machine), 80, gpu=gpu)
 
 
-def test_fewer_completions_than_a_tile_name_what_a_full_one_gives() -> None:
-    tip = estimated(group_size=8).speed_note
-    found = re.fullmatch(
-        r"A step samples 8 completions\. This GPU decodes 32 in 1\.6 times the time: up to 2\.5 times as many tokens "
-        r"per second, for ([\d.]+) (MB|GB) more memory\. Raise Group or Batch\.",
-        tip,
-    )
-    assert found is not None, tip
-    more = float(found[1]) * {"MB": 1e6, "GB": 1e9}[found[2]]
-    full = estimated(group_size=32)
-    assert full.plan.rows == 32
-    assert more == pytest.approx(full.total - estimated(group_size=8).total, rel=0.05)
-
-
-def test_no_sentence_where_nothing_is_to_be_gained() -> None:
-    tip = estimated(group_size=8, batch_size=5).speed_note
-    assert tip.startswith("A step samples 40 completions. This GPU decodes 64 in 1.2 times the time: up to 1.3 times")
-    assert estimated(group_size=32).speed_note == "", "a tile is full"
-    assert estimated(group_size=16, gradient_accumulation_steps=4).speed_note == "", "two are"
-    assert estimated(group_size=30).speed_note == "", "nearly full"
-    on_cpu = estimated(group_size=8, gpu=False, dtype="float32")
-    assert on_cpu.speed_note == "", "a CPU takes four times as long for four times as many"
-    assert estimated(12 * GB, group_size=8, max_completion_length=8192, max_seq_length=8300).speed_note == "", "memory"
-
-
 @cases(
     ("settings", "dtype", "says"),
     [
@@ -141,7 +115,7 @@ def test_on_a_cpu_automatic_is_float32_where_memory_allows(settings: dict[str, A
     chosen = on_cpu.memory.config.dtype, on_gpu.memory.config.dtype
     assert chosen == (dtype, settings.get("dtype", "auto"))
     assert says in on_cpu.speed_note and bool(says) == bool(on_cpu.speed_note)
-    assert "float32" not in on_gpu.speed_note and on_cpu.fits
+    assert on_gpu.speed_note == "" and on_cpu.fits
 
 
 def test_with_short_memory_rows_are_given_up_by_tiles() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -268,43 +269,27 @@ def test_wandb_is_offline_unless_asked(made_up: MadeUpRun, wandb: FakeWandb, mon
     assert kept == []
 
 
-def test_wandb_offline_is_written_anew_until_it_was_synced(made_up: MadeUpRun, wandb: FakeWandb) -> None:
+def test_wandb_offline_is_written_again_and_online_is_one_run(made_up: MadeUpRun, wandb: FakeWandb) -> None:
     made_up.step(1)
     made_up.step(2)
     track(made_up.folder, "wandb", say=print)
     track(made_up.folder, "wandb", say=print)
-    (first, second) = wandb.inits
-    assert first["id"] == second["id"] and [step for step, _ in wandb.logged] == [1, 2, 1, 2]
-    (offline,) = (packages.files_of(first["id"]) / "wandb").iterdir()  # the first was deleted
-    (offline / "run.wandb.synced").touch()
-    made_up.step(3)
-    wandb.logged.clear()
-    track(made_up.folder, "wandb", say=print)
-    assert [step for step, _ in wandb.logged] == [3] and wandb.inits[-1]["id"] == first["id"]
+    assert [step for step, _ in wandb.logged] == [1, 2, 1, 2]
+    assert len([*Path(wandb.inits[0]["dir"]).glob("wandb/offline-*")]) == 1, "the first was deleted"
+    track(made_up.folder, "wandb", may_upload=True, say=print)
+    assert len({init["id"] for init in wandb.inits}) == 1
+    assert [init["resume"] for init in wandb.inits] == [None, None, "allow"]
 
 
-def test_where_a_resume_changed_steps_that_wandb_has_a_second_run_begins(made_up: MadeUpRun, wandb: FakeWandb) -> None:
+def test_a_folder_names_no_run_of_mine(made_up: MadeUpRun, wandb: FakeWandb) -> None:
+    """Neither one of somebody else, nor a new run at the place of one that was deleted."""
     made_up.step(1)
-    place = made_up.sizes
-    made_up.step(2)
-    track(made_up.folder, "wandb", may_upload=True, say=print)
-    made_up.cut_back(place)
-    changes = [{"step": 2, "settings": {"beta": [0.0, 0.1]}}]
-    made_up.folder.changes.write_text(json.dumps({"version": 1, "changes": changes}))
-    made_up.step(2, loss=7.0)
-    track(made_up.folder, "wandb", may_upload=True, say=print)
-    assert [(step, logged["train/loss"]) for step, logged in wandb.logged] == [(1, 1.0), (2, 2.0), (1, 1.0), (2, 7.0)]
-    assert wandb.inits[0]["id"] != wandb.inits[1]["id"] and wandb.inits[1]["name"] == "one, part 2"
-
-
-def test_a_run_folder_of_somebody_else_names_no_run_of_mine(made_up: MadeUpRun, wandb: FakeWandb) -> None:
-    made_up.folder.trackers.mkdir()
-    kept = {"v": 1, "id": "0123456789abcdef", "part": 1, "step": 5, "evaluations": {}, "changes": []}
-    for content in (json.dumps(kept), json.dumps(kept | {"id": "../../mine"}), "[]", "{", "null"):
-        (made_up.folder.trackers / "wandb.json").write_text(content)
-        made_up.step(1)
-        track(made_up.folder, "wandb", may_upload=True, say=print)
-        assert wandb.inits[-1]["id"] not in content and wandb.logged[-1][0] == 1
+    copy = RunFolder(shutil.copytree(made_up.folder.path, made_up.folder.path.parent / "two"))
+    track(made_up.folder, "wandb", say=print)
+    track(copy, "wandb", say=print)
+    os.utime(made_up.folder.config, (1, 1))
+    track(made_up.folder, "wandb", say=print)
+    assert len({init["id"] for init in wandb.inits}) == 3
 
 
 class FakeTrackio:

@@ -53,8 +53,6 @@ PARTS = {
 }
 """A part of a phase's memory → its title, and what it is."""
 
-LEAST_GAIN = 1.15  # gain in tokens per second from which more completions are worth a sentence
-
 SPLIT_BY_INPUTS = ("o_proj", "down_proj", "out_proj", "w2", "fc2")
 WHOLE = ("kv_a_proj_with_mqa", "q_a_proj", "gate", "router", "norm")
 """Ends of the names of matrices that tensor parallelism divides by inputs, and not at all."""
@@ -64,7 +62,7 @@ WHOLE = ("kv_a_proj_with_mqa", "q_a_proj", "gate", "router", "norm")
 class Estimate:
     """The memory of a run's two phases under `plan`, in bytes. `limit`: the setting Memory limit, or `machine`.
     `reductions` names where the plan trades time for memory; `advice` says which settings to change where that is not
-    enough. `speed_note`: what more completions a step would gain on a GPU, what a CPU computes in."""
+    enough. `speed_note`: what a CPU computes in."""
 
     memory: MemoryModel
     plan: MemoryPlan
@@ -138,7 +136,6 @@ def estimate_run(
     if config.is_divided:
         with suppress(UserError):  # whoever starts the run says so
             shape = share_of(shape, max(1, len(read_hosts(config.hosts).hosts)))
-    estimates: list[Estimate] = []
     configs, speed_note = list(stages or stage_configs(config)), ""
     if not gpu:
         dtype, speed_note = _type_on_cpu(configs, shape, machine, dtype)
@@ -146,14 +143,9 @@ def estimate_run(
     changes: dict[str, Any] = {"dtype": dtype or config.dtype}
     changes |= {"reward_functions": entries} if loaded_models(entries) else {}  # those of all stages stay in memory
     fit = partial(_fit, shape=shape, machine=machine, prompt=prompt, gpu=gpu)
-    for settings in (each.model_copy(update=changes) for each in configs):
-        fitted = replace(fit(settings), speed_note=speed_note)
-        if not fitted.fits:
-            fitted = replace(fitted, advice=_advice(fitted.memory, fit))
-        elif gpu and not settings.learns_labels:
-            fitted = replace(fitted, speed_note=_row_tip(fitted, fit))
-        estimates.append(fitted)
-    return max(estimates, key=lambda result: (not result.fits, result.total))
+    estimates = (fit(each.model_copy(update=changes)) for each in configs)
+    largest = max(estimates, key=lambda result: (not result.fits, result.total))
+    return replace(largest, speed_note=speed_note, advice="" if largest.fits else _advice(largest.memory, fit))
 
 
 def choose_dtype(configs: Sequence[Config], machine: int, *, gpu: bool) -> tuple[str, str]:
@@ -304,27 +296,6 @@ def _advice(memory: MemoryModel, fit: Callable[[Config], Estimate]) -> str:
     least = min(tried, key=lambda condition: tried[condition])
     condition = f"{least[0].lower()}{least[1:]}"
     return f"Choose a smaller model; {condition} this one still needs {format_bytes(tried[least])}."
-
-
-def _row_tip(now: Estimate, fit: Callable[[Config], Estimate]) -> str:
-    config, costs = now.memory.config, now.memory.row_costs
-    count = config.prompts_per_step * config.group_size
-    full = costs.filled(count)
-    slower = costs.time_of(full) / costs.time_of(count)
-    gain = full / count / slower
-    # With states one prompt's group is decoded at a time, however many there are.
-    if not now.memory.shape.is_attention_only or gain < LEAST_GAIN or now.plan.rows < costs.planned(count):
-        return ""
-    # About: the product of whole prompts and a whole group is not always `full`.
-    filled = fit(config.model_copy(update={"group_size": -(-full // config.prompts_per_step)}))
-    if not filled.fits or filled.plan.rows < full:
-        return ""
-    time = "the same time" if slower < 1.05 else f"{slower:.1f} times the time"
-    more_memory = format_bytes(max(filled.total - now.total, 0))
-    return (
-        f"A step samples {count} completions. This GPU decodes {full} in {time}: up to {gain:.1f} times as "
-        f"many tokens per second, for {more_memory} more memory. Raise Group or Batch."
-    )
 
 
 def format_bytes(size: float) -> str:

@@ -1,9 +1,8 @@
-"""The trackers csv, tensorboard, trackio and wandb. The first three are written again from the event log whenever a
-process of theirs begins or the event log was cut back. trackio stays in its database on this machine. wandb is offline
-unless the user says WANDB_MODE=online in the environment, or `track --upload`: a YAML file of somebody else must not
-upload anything. Its files lie in our folder of preferences: wandb reads settings from its folder, which somebody else's
-run could bring along. What has left the machine cannot be written again: wandb.json says how far that is, and where a
-resume has changed settings of steps that were sent, a second run begins."""
+"""The trackers csv, tensorboard, trackio and wandb. Each is written again from the event log whenever its process
+begins or the event log was cut back; online, wandb drops the steps that it has. trackio stays in its database on this machine.
+wandb is offline unless the user says WANDB_MODE=online in the environment, or `track --upload`: a YAML file of somebody
+else must not upload anything. Its files lie in our folder of preferences: wandb reads settings from its folder, which
+somebody else's run could bring along."""
 
 from __future__ import annotations
 
@@ -11,29 +10,21 @@ import contextlib
 import csv
 import hashlib
 import io
-import json
 import os
-import re
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel, Field, ValidationError
 
 from backend.runs.completion_rows import GroupRow
 from backend.runs.events import ENDINGS, Event, Follower, is_number
 from backend.runs.metric_names import by_set, prefixed, trl_metrics
 from backend.runs.run_folder import RunFolder
-from backend.runs.steering import read_changes
 from backend.utils.disk import replace_file, writing
-from backend.utils.errors import UserError
-from backend.utils.files import make_private_folder, read_bytes
+from backend.utils.files import make_private_folder
 from backend.utils.places import preferences_folder
 
 FIRST_COLUMNS = ("step", "prompt", "completion")
@@ -306,57 +297,22 @@ class TrackioRun(Tracker):
         self._trackio.finish()
 
 
-_ONLINE = re.compile(r"run-\d{8}_\d{6}-")
-"""How the folder of a run that wandb wrote online begins; the others begin with offline-run-."""
-
-
-class WandbProgress(BaseModel):
-    """wandb.json: the step of training and the evaluation of each split that the run `id` of wandb has come to, and the
-    changes of settings up to there."""
-
-    v: int = 1
-    id: str = Field(default_factory=lambda: secrets.token_hex(8), pattern="^[0-9a-f]{16}$")
-    part: int = 1
-    step: int = 0
-    evaluations: dict[str, int] = {}
-    changes: list[Any] = []
-
-    @classmethod
-    def read(cls, path: Path) -> WandbProgress:
-        """The progress of an earlier process of this machine, or a new one."""
-        try:
-            progress = cls.model_validate_json(read_bytes(path, "run"))
-        except (UserError, ValidationError):
-            return cls()
-        # The id of a run folder that came from elsewhere could be that of any run of the user's.
-        return progress if files_of(progress.id).is_dir() else cls()
-
-
-def files_of(id: str) -> Path:
-    return preferences_folder() / "wandb" / id
-
-
 class WandbRun(Tracker):
     _wandb: Any = None
     _run: Any = None
-    _written = ""
 
     def open(self) -> None:
         if self._run is not None:
             self._run.finish()
         about = self.about
         is_online = about.may_upload or os.environ.get("WANDB_MODE") == "online"
-        self._path = about.folder.trackers / "wandb.json"
-        progress = WandbProgress.read(self._path)
-        files = files_of(progress.id)
-        was_synced = any(path.suffix == ".synced" or _ONLINE.match(path.name) for path in files.rglob("*"))
-        if not is_online and not was_synced:
+        # Not kept in the folder: one that came from elsewhere could name any run of the user's. A new run at the same
+        # place is another one.
+        made = about.folder.config.stat().st_mtime_ns
+        id = hashlib.sha256(f"{about.folder.path} {made}".encode()).hexdigest()[:16]
+        files = preferences_folder() / "wandb" / id
+        if not is_online:
             shutil.rmtree(files, ignore_errors=True)
-            progress = WandbProgress(id=progress.id, part=progress.part)
-        elif self._changes(progress.step) != progress.changes:
-            progress = WandbProgress(part=progress.part + 1)
-            files = files_of(progress.id)
-        self._progress = progress
         make_private_folder(files)
         # Before the import: its settings are read from the folder, and the rest of the user's own environment stays.
         os.environ |= {"WANDB_DIR": str(files), "WANDB_DATA_DIR": str(files), "WANDB_CACHE_DIR": str(files / "cache")}
@@ -364,8 +320,8 @@ class WandbRun(Tracker):
         self._wandb = wandb = import_module("wandb")
         self._run = wandb.init(
             project=about.project,
-            name=about.name if progress.part == 1 else f"{about.name}, part {progress.part}",
-            id=progress.id,
+            name=about.name,
+            id=id,
             dir=str(files),
             config=about.settings,
             mode=mode,
@@ -381,29 +337,8 @@ class WandbRun(Tracker):
             ),
         )
 
-    def _changes(self, step: int) -> list[Any]:
-        changes = [asdict(change) for change in read_changes(self.about.folder) if change.step <= step]
-        return json.loads(json.dumps(changes))
-
     def send(self, record: StepRecord) -> None:
-        """Log what wandb does not have of the record. What it has after all takes the same values, or is dropped."""
-        progress, step = self._progress, record.step
-        evaluations = {s: m for s, m in record.evaluations.items() if step > progress.evaluations.get(s, -1)}
-        if record.training and step > progress.step:
-            record, progress.step = replace(record, evaluations=evaluations), step
-        elif evaluations:
-            record = StepRecord(step, evaluations=evaluations)
-        else:
-            return
-        self._run.log(record.logged(self._wandb), step=step)
-        progress.evaluations |= dict.fromkeys(evaluations, step)
-
-    def flush(self) -> None:
-        self._progress.changes = self._changes(self._progress.step)
-        text = self._progress.model_dump_json()
-        if text != self._written:
-            replace_file(self._path, text)
-            self._written = text
+        self._run.log(record.logged(self._wandb), step=record.step)
 
     def close(self, ending: str) -> None:
         self._run.finish(exit_code=0 if ending in ("finished", "stopped") else 1)
