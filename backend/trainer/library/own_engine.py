@@ -25,8 +25,7 @@ from backend.types import Completion, Group, Problem
 from backend.utils.errors import ConfigProblem, UserError, user_traceback
 from backend.utils.text import quote
 
-LONGEST = 200  # characters of the description of an optimizer or a schedule
-_SAMPLES = (0, 1, 10, 100, 1_000, 10_000)  # updates whose rates are in the description of a schedule
+LONGEST = 200  # characters of the description of an optimizer
 
 GivenOptimizer = Optimizer | Callable[[float], Optimizer]
 
@@ -226,8 +225,8 @@ class OwnSampler(Sampler):
 
 
 def given_updates(optimizer: Any, schedule: Any, config: Config) -> tuple[OwnUpdates, dict[str, Any]]:
-    """(optimizer and schedule of a program, tried out; the raw settings that describe them, a schedule as “half_life:
-    0.0001, 9.9e-05 at updates 0, 1”). Raises UserError."""
+    """(optimizer and schedule of a program, tried out; the raw settings that describe them, a schedule by its name).
+    Raises UserError."""
     if schedule is not None and not callable(schedule):
         what = "A schedule is called with the number of an update, from 0, and gives its learning rate"
         raise UserError("schedule", f"{what}; {class_name(schedule)} is not.")
@@ -253,11 +252,8 @@ def given_updates(optimizer: Any, schedule: Any, config: Config) -> tuple[OwnUpd
     elif schedule is not None:
         name = quote(name_of(schedule).strip("<>"), 40)
         rate = functools.partial(_rate, schedule, name)
-        updates = 0 if config.epochs or config.stages else config.iters * config.updates_per_step
-        asked = [update for update in _SAMPLES if update < max(updates, 1)]
-        listed, at = ", ".join(f"{rate(update):g}" for update in asked), "update" if len(asked) == 1 else "updates"
-        text = quote(f"{name}: {listed} at {at} {', '.join(map(str, asked))}", LONGEST)
-        raw |= {"lr_schedule": OWN, "own_schedule": text}
+        rate(0)
+        raw |= {"lr_schedule": OWN, "own_schedule": name}
     return OwnUpdates(make, rate, keeps_rate, compiles), raw
 
 

@@ -1,8 +1,8 @@
 """The trackers csv, tensorboard, trackio and wandb. Each is written again from the event log whenever its process
-begins or the event log was cut back; online, wandb drops the steps that it has. trackio stays in its database on this machine.
-wandb is offline unless the user says WANDB_MODE=online in the environment, or `track --upload`: a YAML file of somebody
-else must not upload anything. Its files lie in our folder of preferences: wandb reads settings from its folder, which
-somebody else's run could bring along."""
+begins or the event log was cut back; online, wandb drops the steps that it has. trackio stays in its database on this
+machine. wandb is offline unless the user says WANDB_MODE=online in the environment, or `track --upload`: a YAML file of
+somebody else must not upload anything. Its files lie in our folder of preferences: wandb reads settings from its
+folder, which somebody else's run could bring along."""
 
 from __future__ import annotations
 
