@@ -28,7 +28,6 @@ SCREENSHOT_MS = 900
 LONGEST_READ_S = 60.0
 READ_AHEAD_MS = 300
 """Delay of imports and of showing the last run, after the first paint. A busy thread would slow the form's building."""
-UPDATES_MS = 5000
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -138,8 +137,6 @@ def show_window(options: argparse.Namespace) -> int:
         connect_desktop(app, window)
     QTimer.singleShot(READ_AHEAD_MS, window, lambda: take_up(window, ask=not options.screenshot))
     QTimer.singleShot(READ_AHEAD_MS, lambda: window.pages["train"].when_built(read_ahead))
-    if session.prefs.check_updates and not options.screenshot:
-        QTimer.singleShot(UPDATES_MS, session, session.updates.check_at_start)
     if options.screenshot:
         save_screenshot(app, window, options.screenshot)
     return app.exec()

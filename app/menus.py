@@ -36,7 +36,7 @@ from backend.config.config import Config, dump
 from backend.runs.archive import raw_settings
 from backend.runs.run_folder import RunFolder
 from backend.utils import about, machine
-from backend.utils.about import EMPTY, LOG_LINES, NO_FEED, ProblemFacts, feed, report
+from backend.utils.about import EMPTY, LOG_LINES, ProblemFacts, report
 from backend.utils.command import backend_command
 from backend.utils.places import project_root
 
@@ -160,9 +160,6 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         Entry("shortcuts", "Keyboard shortcuts", "Ctrl+/", "help.show_shortcuts"),
         Entry("files", "What is stored where", "Ctrl+Alt+W", "help.show_files"),
         None,
-        Entry("updates", "Check for updates", "Ctrl+Alt+U", "session.updates.check_now"),
-        Entry("update_checks", "Check for updates at start", "Ctrl+Alt+Shift+U", "help.set_update_checks"),
-        None,
         Entry("report", "Report a problem…", "Ctrl+Alt+P", "help.report_problem"),
         None,
         Entry("about", "About GRPO Studio", "Ctrl+Alt+I", "help.show_about"),
@@ -195,8 +192,6 @@ class Menus(QObject):
             action.setChecked(mode == theme.mode())
             menus["View"].addAction(action)
             themes.addAction(action)
-        self["update_checks"].setCheckable(True)
-        self["update_checks"].setChecked(window.session.prefs.check_updates)
         self["preferences"].setMenuRole(QAction.MenuRole.PreferencesRole)
         self["about"].setMenuRole(QAction.MenuRole.AboutRole)
         self.update_icons()
@@ -414,15 +409,6 @@ class HelpMenu(QObject):
                 parts.append(f"<tr><td>{plain(row)}</td><td align='right'>{keys}</td></tr>")
             parts.append("</table>" if rows else "")
         TextDialog("Keyboard shortcuts", "".join(parts), self._window, is_html=True).show()
-
-    def set_update_checks(self) -> None:
-        prefs = self.session.prefs
-        prefs.check_updates = not prefs.check_updates
-        will = "No newer version is asked for."
-        if prefs.check_updates:
-            will = "A newer version is asked for at start, once a day; nothing is downloaded."
-            will += "" if feed() else f" {NO_FEED}"
-        self.session.messages.say(will)
 
     def show_about(self) -> None:
         computes = machine.chip() if machine.has_gpu() else ""

@@ -1,20 +1,16 @@
-"""Downloads from the Hub that this window has started, and the update check."""
+"""Downloads from the Hub that this window has started."""
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from PySide6.QtCore import QObject, Signal
 
-from app.state.prefs import Prefs
 from app.state.processes import Service
-from backend.utils import about
 from backend.utils.errors import ConfigProblem
 
 WINDOW_S = 6.0
-DAY_S = 24 * 3600
 
 State = Literal["running", "paused", "failed", "done"]
 
@@ -109,41 +105,3 @@ class Downloads(QObject):
         self.changed.emit(download)
         if state == "done":
             self.finished.emit(download)
-
-
-class Updates(QObject):
-    """The update check. `told`: its result in one sentence."""
-
-    told = Signal(str)
-
-    def __init__(self, prefs: Prefs, service: Callable[[], Service], parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self._prefs, self._service = prefs, service
-
-    def check_at_start(self) -> bool:
-        is_due = bool(time.time() - self._prefs.updates_checked > DAY_S and self._prefs.check_updates and about.feed())
-        if is_due:
-            self._ask(is_asked=False)
-        return is_due
-
-    def check_now(self) -> None:
-        self.told.emit("Asking for the latest version…" if about.feed() else about.NO_FEED)
-        if about.feed():
-            self._ask(is_asked=True)
-
-    def _ask(self, *, is_asked: bool) -> None:
-        self._prefs.updates_checked = time.time()
-
-        def on_answer(release: dict[str, Any] | None) -> None:
-            if release is not None:
-                where = f": {release['page']}" if release["page"] else ""
-                newer = f"GRPO Studio {release['version']} is available"
-                self.told.emit(f"{newer}; this is {about.our_version()}{where}")
-            elif is_asked:
-                self.told.emit(f"GRPO Studio {about.our_version()} is the latest version.")
-
-        def on_refused(problems: list[ConfigProblem]) -> None:
-            if is_asked:
-                self.told.emit(problems[0].sentence)
-
-        self._service().ask("newer_release", on_answer, on_refused=on_refused, owner=self, feed=about.feed())

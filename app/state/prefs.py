@@ -47,8 +47,6 @@ class Prefs(QObject):
     run_details_shown = Pref[bool](True)
     chart_marks = Pref[bool](True)
     chart_columns = Pref[Naming]("labels")
-    check_updates = Pref[bool](False)
-    updates_checked = Pref[float](0.0)  # unix seconds
     notifies = Pref[bool](True)
     shows_progress = Pref[bool](True)
     when_closing = Pref[str]("ask")  # or keep, stop

@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, Qt, QTimer, Signal
 from app.state.consent import Consent
 from app.state.dataset import Dataset
 from app.state.draft import Draft
-from app.state.jobs import Downloads, Updates
+from app.state.jobs import Downloads
 from app.state.messages import Messages, Offer, problems_to
 from app.state.prefs import Prefs
 from app.state.presets import Preset, use_data
@@ -133,12 +133,6 @@ class Session(QObject):
         from app.state.machines import Machines
 
         return Machines(self.draft, lambda: self.service, self.consent, self)
-
-    @cached_property
-    def updates(self) -> Updates:
-        updates = Updates(self.prefs, lambda: self.service, self)
-        updates.told.connect(self.message)
-        return updates
 
     @cached_property
     def queue(self) -> RunQueue:

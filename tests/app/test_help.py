@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,9 +30,7 @@ from backend.serve.hub_questions import newer_release
 from backend.serve.questions import QuestionCall
 from backend.utils import about, places
 from backend.utils.errors import UserError
-from backend.utils.places import resources
 from tests.support import made_up_runs
-from tests.support.windows import ServiceHere
 
 
 def test_about_shows_versions_and_every_licence(window: Window) -> None:
@@ -101,32 +98,6 @@ def release_list() -> Iterator[type[ReleaseList]]:
 
 def ask(address: str) -> dict[str, str] | None:
     return newer_release(QuestionCall(lambda progress: None), feed=address)
-
-
-def test_nothing_is_built_in_and_nothing_is_on(window: Window, monkeypatch) -> None:
-    monkeypatch.delenv(about.FEED_VARIABLE, raising=False)
-    assert about.feed() == "" and not (resources() / "release_feed.txt").exists()
-    assert not window.session.prefs.check_updates
-    window.session.updates.check_at_start()
-    window.menus["updates"].trigger()
-    assert window.strip.sentence.text() == about.NO_FEED
-    assert "service" not in vars(window.session), "no process was started for it"
-
-
-def test_newer_version(window: Window, release_list: type[ReleaseList], monkeypatch, qtbot) -> None:
-    window.session.service = ServiceHere()  # pyright: ignore
-    monkeypatch.setenv(about.FEED_VARIABLE, release_list.address)
-    release_list.content = b'{"version": "999.1", "page": "https://example.org/grpo-studio"}'
-    assert not window.session.updates.check_at_start(), "not before the user turns it on"
-    window.menus["update_checks"].trigger()
-    assert window.menus["update_checks"].isChecked() and window.session.updates.check_at_start()
-    qtbot.waitUntil(lambda: "999.1" in window.strip.sentence.text())
-    assert window.strip.sentence.text().endswith("https://example.org/grpo-studio")
-    ((path, headers),) = release_list.asked
-    assert path == "/releases" and __version__ not in str(headers), "not even our version is told"
-    assert not window.session.updates.check_at_start(), "once a day"
-    window.session.prefs.updates_checked = time.time() - 90_000
-    assert window.session.updates.check_at_start()
 
 
 @pytest.mark.parametrize(
