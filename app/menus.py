@@ -19,7 +19,7 @@ from PySide6.QtWidgets import QApplication, QMenu
 
 from app import theme
 from app.pages import PAGES
-from app.state.guide import CONTENTS, place_of
+from app.state.guide import CONTENTS, GLOSSARY, place_of
 from app.state.messages import problems_to
 from app.state.presets import presets
 from app.state.processes import ProcessOutcome, VerbProcess
@@ -31,7 +31,7 @@ from app.widgets.basic.icons import icon
 from app.widgets.basic.labels import key_name, place_about
 from app.widgets.form.fields import field_of
 from app.widgets.hub_dialogs import JobDialog
-from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PresetPanel, ProblemDialog
+from app.widgets.menu_dialogs import AboutDialog, PresetPanel, ProblemDialog
 from backend.config.config import Config, dump
 from backend.runs.archive import raw_settings
 from backend.runs.run_folder import RunFolder
@@ -383,10 +383,7 @@ class HelpMenu(QObject):
         self.show_guide(place or CONTENTS)
 
     def show_glossary(self) -> None:
-        dialog = self._window.findChild(GlossaryDialog) or GlossaryDialog(self._window)
-        dialog.show()
-        dialog.raise_()
-        dialog.activateWindow()
+        self.show_guide(GLOSSARY)
 
     def show_files(self) -> None:
         title = "What is stored where"

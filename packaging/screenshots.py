@@ -170,7 +170,7 @@ def dialogs(window):
     from app.pages.runs.run_actions import CloneDialog
     from app.pages.train.picker import Picker
     from app.widgets.export_panel import ExportPanel
-    from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PreferencesDialog, PresetPanel, ProblemDialog
+    from app.widgets.menu_dialogs import AboutDialog, PreferencesDialog, PresetPanel, ProblemDialog
 
     window.show_page("train")
     page, prefs = window.pages["train"], window.session.prefs
@@ -193,8 +193,6 @@ def dialogs(window):
     runs = window.pages["runs"]
     runs.clone(next(row for row in runs.model.rows if row.summary.path == str(window.session.run.folder.path)))
     yield "clone", runs.findChildren(CloneDialog)[-1]
-    window.help.show_glossary()
-    yield "glossary", window.findChild(GlossaryDialog)
     window.show_preferences()
     yield "preferences", window.findChildren(PreferencesDialog)[-1]
     yield "upload", upload_dialog(window)

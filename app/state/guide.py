@@ -7,30 +7,27 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from app.state.charts import CHARTS
-from backend.config.config import SETTINGS
-from backend.config.other_programs.translation import other_names
 from backend.utils.places import project_root
 
-T = TypeVar("T")
-CHAPTERS = ("grpo.md", "settings.md", "charts.md", "../judges.md")
-CONTENTS = CHAPTERS[0]
+CHAPTERS = ("grpo.md", "settings.md", "charts.md", "../judges.md", "../glossary.md")
+CONTENTS, GLOSSARY = CHAPTERS[0], CHAPTERS[-1]
 PAGE = "app:"
 _ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
 _KEY = re.compile(r" \(`\w+`\)$")
 _HEADING = re.compile(r"^(#{1,3}) (.+)$")
+_TERM = re.compile(r"^- \*\*(.+?)\*\*: (.+)$")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FENCE = "```"
 
 
 @dataclass(slots=True)
 class Passage:
-    """A heading without a setting's key, and the text below it. `level`: 1 chapter, 2 section, 3 entry."""
+    """A heading without a setting's key, or a term, and its text. `level`: 1 chapter, 2 section, 3 entry."""
 
     title: str
     level: int
@@ -49,16 +46,14 @@ def chapters() -> tuple[tuple[Passage, ...], ...]:
 
 def found(typed: str) -> list[Passage]:
     """The passages with all words, those with the words in their title or key first."""
-    texts = [(passage, f"{passage.title} {passage.place}", passage.text) for each in chapters() for passage in each]
-    return _search(texts, typed)
-
-
-def _search(texts: Sequence[tuple[T, str, str]], typed: str) -> list[T]:
-    """Entries, each with its head and the rest of its text: those with all words, first those with them in the head."""
-    words = typed.lower().split()
-    in_head = [entry for entry, head, _ in texts if all(word in head.lower() for word in words)]
-    in_text = [entry for entry, *parts in texts if all(word in " ".join(parts).lower() for word in words)]
-    return in_head + [entry for entry in in_text if entry not in in_head]
+    words, in_head, in_text = typed.lower().split(), list[Passage](), list[Passage]()
+    for passage in (passage for chapter in chapters() for passage in chapter):
+        head = f"{passage.title} {passage.place}".lower()
+        if all(word in head for word in words):
+            in_head.append(passage)
+        elif all(word in f"{head} {passage.text.lower()}" for word in words):
+            in_text.append(passage)
+    return in_head + in_text
 
 
 @cache
@@ -132,43 +127,10 @@ def _passages(name: str) -> list[Passage]:
             anchor = _ANCHOR.search(heading[2])
             title = _KEY.sub("", _ANCHOR.sub("", heading[2])).replace("`", "")
             passages.append(Passage(title, len(heading[1]), f"{name}#{anchor[1]}" if anchor else name, ""))
+        elif term := _TERM.match(line):
+            passages.append(Passage(term[1], 3, passages[-1].place, term[2]))
         elif passages:
             passages[-1].text += f"{line}\n"
     for passage in passages:
         passage.text = passage.text.strip()
     return passages
-
-
-GLOSSARY = project_root() / "docs" / "glossary.md"
-_SECTION = re.compile(r"^## (?P<title>.+)$")
-_ENTRY = re.compile(r"^- \*\*(?P<term>.+?)\*\*: (?P<text>.+)$")
-
-
-@dataclass(frozen=True, slots=True)
-class GlossaryEntry:
-    """A term under the heading `section`; `also`: other words by which it is found."""
-
-    term: str
-    text: str
-    section: str
-    also: str = ""
-
-
-def glossary() -> list[GlossaryEntry]:
-    entries: list[GlossaryEntry] = []
-    section = ""
-    for line in GLOSSARY.read_text(encoding="utf-8").splitlines():
-        if heading := _SECTION.match(line):
-            section = heading["title"]
-        elif entry := _ENTRY.match(line):
-            entries.append(GlossaryEntry(entry["term"], entry["text"][:1].upper() + entry["text"][1:], section))
-    for chart in CHARTS:
-        metrics = " ".join([*(name for curve in chart.curves for name in curve.metrics), chart.pattern])
-        entries.append(GlossaryEntry(chart.title, chart.help, "Charts", metrics))
-    for key, about in SETTINGS.items():
-        entries.append(GlossaryEntry(about.label, about.help, "Settings", " ".join([key, *other_names(key)])))
-    return entries
-
-
-def found_terms(entries: Sequence[GlossaryEntry], typed: str) -> list[GlossaryEntry]:
-    return _search([(entry, entry.term, f"{entry.also} {entry.text}") for entry in entries], typed)

@@ -1,4 +1,4 @@
-"""The dialogs of the menus: presets, About with its licences, glossary, problem report, and preferences."""
+"""The dialogs of the menus: presets, About with its licences, problem report, and preferences."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QAction, QGuiApplication
-from PySide6.QtWidgets import QListWidget, QPlainTextEdit, QPushButton, QTextBrowser, QWidget
+from PySide6.QtWidgets import QListWidget, QPlainTextEdit, QPushButton, QWidget
 
 from app import theme
-from app.state.guide import found_terms, glossary
 from app.state.messages import problems_to
 from app.state.prefs import FOLDERS, Prefs
 from app.state.presets import Preset
 from app.state.processes import Service
-from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel, SearchEdit
+from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import Dialog, open_folder, open_path, save_file
 from app.widgets.basic.icons import app_icon
 from app.widgets.basic.labels import button, from_home, label, plain_tip, show_text
@@ -139,31 +137,6 @@ class AboutDialog(Dialog):
         part = self._components[max(0, place)]
         self._licence.setText(f"{part.name} {part.version}: {part.licence}")
         self.text.setPlainText(part.text or NO_TEXT)
-
-
-class GlossaryDialog(Dialog):
-    """Terms by section, with a search. It is not modal."""
-
-    def __init__(self, parent: QWidget) -> None:
-        super().__init__("Glossary", parent, (680, 620))
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)  # Help opens the same dialog again
-        self._entries = glossary()
-        self.search = SearchEdit("Find a word", "Find a word in the glossary", textChanged=self._show)
-        self.text = configure(QTextBrowser(), name="Glossary", font=theme.body_font())
-        self.text.document().setDocumentMargin(2 * theme.SPACE)
-        column(self.search, self.text, self.close_box(), into=self, spacing=6, margins=2 * theme.SPACE)
-        self._show("")
-        self.search.setFocus()
-
-    def _show(self, typed: str) -> None:
-        shown, section, is_search = "", "", bool(typed.strip())
-        for term in found_terms(self._entries, typed):
-            if not is_search and term.section != section:
-                section = term.section
-                shown += f"<h3>{escape(section)}</h3>"
-            origin = f"<i> &nbsp;{escape(term.section)}</i>" if is_search else ""
-            shown += f"<p><b>{escape(term.term)}</b>{origin}<br>{escape(term.text)}</p>"
-        self.text.setHtml(shown or f"<p>No term has “{escape(typed)}” in it.</p>")
 
 
 class ProblemDialog(Dialog):

@@ -22,7 +22,7 @@ from app.state.session import Session
 from app.widgets.basic.dialogs import QuestionBox, TextDialog
 from app.widgets.consent_dialog import consent_dialog
 from app.widgets.export_panel import ExportPanel
-from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PreferencesDialog, PresetPanel, ProblemDialog
+from app.widgets.menu_dialogs import AboutDialog, PreferencesDialog, PresetPanel, ProblemDialog
 from app.widgets.run_header import SwitcherMenu
 from app.window import FORM_PAGES, Window
 from backend.rewards.allowed_code import CodeToAllow, read_code
@@ -131,7 +131,6 @@ DIALOGS: dict[str, Callable[[Window], QWidget]] = {
     "picker": picker,
     "presets": window_dialog(PresetPanel, "files.show_presets"),
     "preferences": window_dialog(PreferencesDialog, "show_preferences"),
-    "glossary": window_dialog(GlossaryDialog, "help.show_glossary"),
     "shortcuts": window_dialog(TextDialog, "help.show_shortcuts"),
     "about": window_dialog(AboutDialog, "help.show_about"),
     "problem": window_dialog(ProblemDialog, "help.report_caught", "ValueError: an example", "Traceback"),

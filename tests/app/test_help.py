@@ -16,13 +16,14 @@ from PySide6.QtWidgets import QApplication, QPushButton
 
 from app.crash_catcher import CrashCatcher
 from app.state import messages
+from app.state.guide import GLOSSARY
 from app.state.messages import Messages, Offer
 from app.state.processes import Service
 from app.state.run import RunState
 from app.state.run_starter import START
 from app.state.session import FORMAT, SERVICE_FAILED
 from app.widgets.basic.dialogs import TextDialog
-from app.widgets.menu_dialogs import NO_TEXT, AboutDialog, GlossaryDialog, ProblemDialog
+from app.widgets.menu_dialogs import NO_TEXT, AboutDialog, ProblemDialog
 from app.window import Window
 from backend import __version__
 from backend.runs.run_folder import RunFolder
@@ -58,17 +59,13 @@ def test_the_list_of_shortcuts_has_every_one(window: Window) -> None:
 
 def test_glossary_search(window: Window) -> None:
     window.menus["glossary"].trigger()
-    dialog = window.findChild(GlossaryDialog)
-    assert dialog.windowTitle() == "Glossary"
-    for typed, term in (("hit_max_tokens", "Cut off at the limit"), ("num_generations", "Group"), ("kullback", "KL")):
-        dialog.search.setText(typed)
-        assert any(line.startswith(f"{term} ") for line in dialog.text.toPlainText().splitlines()), typed
-    dialog.search.setText("advantage")
-    assert dialog.text.toPlainText().startswith("Advantage"), "where the word is the term comes first"
-    dialog.search.setText("no such thing")
-    assert "No term has" in dialog.text.toPlainText()
-    window.menus["glossary"].trigger()
-    assert len(window.findChildren(GlossaryDialog)) == 1
+    page = window.pages["guide"]
+    assert page.place == GLOSSARY and "Kullback-Leibler" in page.view.toPlainText()
+    page.search.setText("measurements interval range")
+    first = page.contents.tree.topLevelItem(0)
+    assert first.text(0) == "Confidence interval"
+    page.contents.tree.setCurrentItem(first)
+    assert page.place == f"{GLOSSARY}#terms-6"
 
 
 class ReleaseList(BaseHTTPRequestHandler):
