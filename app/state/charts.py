@@ -5,13 +5,12 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 from app.state.run_summary import every_text
 from backend.config.config import SETTINGS, needs_reference
 from backend.config.setting import has_default_rewards, step_parts
 from backend.rewards.catalogue import builtin_rewards
-from backend.runs.metric_names import EVALUATION, prefixed, trl_metrics
 from backend.utils import places
 
 
@@ -147,29 +146,3 @@ def flat_reason(chart: Chart, config: Mapping[str, Any]) -> str:
 
 def _setting(config: Mapping[str, Any], key: str) -> Any:
     return config[key] if key in config else SETTINGS[key].default
-
-
-Naming = Literal["labels", "diary", "trl"]
-NAMINGS: dict[Naming, str] = {
-    "labels": "Labels of the chart",
-    "diary": "Names in the event log",
-    "trl": "Names in TRL",
-}
-"""Names of the columns of a chart's CSV table."""
-
-
-def column_names(chart: Chart, curve: Curve, naming: Naming) -> tuple[str, ...]:
-    """Columns of the curve and of the edges of its band; () for the labels of the chart."""
-    if naming == "labels":
-        return ()
-
-    def named(metric: str) -> str:
-        if naming == "diary":
-            return EVALUATION + metric if chart.held_out else metric
-        split = "valid" if chart.held_out else "train"
-        return next(iter(prefixed(split, trl_metrics({metric: None}))))
-
-    name = named(curve.metric)
-    if curve.spread:
-        return name, f"{name} - {named(curve.spread)}", f"{name} + {named(curve.spread)}"
-    return (name, named(curve.low), named(curve.high)) if curve.low else (name,)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QFont, QKeyEvent, QPaintEvent, QResizeEvent, QShortcut
-from PySide6.QtWidgets import QBoxLayout, QFrame, QLineEdit, QPushButton, QSizePolicy, QWidget
+from PySide6.QtGui import QFont, QKeyEvent, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QFrame, QPushButton, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.basic import icons
-from app.widgets.basic.controls import Dot, ElidedLabel, LinkButton, SearchEdit
+from app.widgets.basic.controls import Dot, ElidedLabel, SearchEdit
 from app.widgets.basic.labels import button, label, plain_tip, progress_bar, show_text
 from app.widgets.basic.layout import clear_layout, column, configure, holder, paint_edge, paint_ring, row
 from app.widgets.basic.number_format import duration, figure, moment
@@ -189,22 +189,15 @@ class StateChip(QWidget):
 
 
 class RunHeader(QWidget):
-    renamed = Signal(str)
-
     def __init__(self, open_run: Callable[[str], object]) -> None:
         super().__init__()
         self.switcher = Switcher(font=theme.title_font(), chosen=open_run)
         self._when, self._chip = label(role="muted"), StateChip()
-        self.rename_button = LinkButton("Rename", on_click=self._begin_rename)
-        self.edit = configure(QLineEdit(), name="Name of the run", visible=False, editingFinished=self._end_rename)
-        QShortcut(Qt.Key.Key_Escape, self.edit, self._close_edit).setContext(Qt.ShortcutContext.WidgetShortcut)
         self.tools = row()
         self._bar = progress_bar("Progress of the run")
         self.doing = ElidedLabel(font=theme.figures_font(theme.BODY))
         self._time = label(font=theme.figures_font(), role="muted")
-        top = row(
-            self.switcher, (self.edit, 1), self.rename_button, self._when, None, self._chip, self.tools, spacing=12
-        )
+        top = row(self.switcher, self._when, None, self._chip, self.tools, spacing=12)
         self._live = holder(column(self._bar, row((self.doing, 1), self._time), spacing=6))
         column(top, self._live, into=self, spacing=6)
 
@@ -218,25 +211,6 @@ class RunHeader(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._when.setVisible(self.width() >= NARROW)  # else it leaves the name no room
-
-    def _begin_rename(self) -> None:
-        self.edit.setText(self.switcher.text())
-        self.switcher.hide()
-        self.edit.show()
-        self.edit.selectAll()
-        self.edit.setFocus()
-
-    def _end_rename(self) -> None:
-        if not self.edit.isHidden():
-            self._close_edit()
-            self.renamed.emit(self.edit.text())
-
-    def _close_edit(self) -> None:
-        has_focus = self.edit.hasFocus()  # not where the page is being left
-        self.edit.hide()
-        self.switcher.show()
-        if has_focus:
-            self.switcher.setFocus()
 
     def show_progress(
         self, step: int, total: int | None, doing: str = "", share: float | None = None, figures: str = ""

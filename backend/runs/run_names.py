@@ -14,7 +14,7 @@ from backend.config.config import SETTINGS
 from backend.rewards.catalogue import builtin_rewards
 from backend.runs.archive import MOST_RUNS, raw_settings
 from backend.runs.run_folder import RunFolder, all_runs, modified_at
-from backend.runs.run_record import RunNotes, change_notes, changed_settings, read_notes, read_parent, value_text
+from backend.runs.run_record import RunNotes, changed_settings, read_notes, read_parent, value_text
 from backend.runs.sweep import text_of
 from backend.runs.sweep_results import SweepFolder, SweepResults, read_results
 from backend.utils.errors import UserError
@@ -57,13 +57,6 @@ def _name(path: Path, *_written: float) -> str:
     with suppress(UserError):
         notes = read_notes(run)
     return notes.title or notes.label or label_of(run, changed_settings(raw_settings(run))) or run.name
-
-
-def rename(run: RunFolder, title: str) -> None:
-    """Give a run a title; an empty one returns to its own name. Raises UserError."""
-    title = title.strip()
-    if title != name_of(run):
-        change_notes(run, title=title)
 
 
 def label_of(run: RunFolder, settings: Mapping[str, Any]) -> str:

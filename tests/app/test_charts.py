@@ -13,13 +13,11 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QToolTip
 
 from app.pages.runs.compare_view import SCALES
-from app.state.charts import CHARTS, column_names
 from app.state.run import Mark
 from app.state.run_comparison import resampled
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid
 from app.widgets.charts.curves import Trace, axis_range, exponential_average, thin
 from app.widgets.charts.plot import Plot, table_text
-from backend.runs.metric_names import our_name
 from tests.support.windows import point_at
 
 X = np.arange(1, 41)
@@ -253,19 +251,7 @@ def test_tables_read_back_exactly() -> None:
     assert rows[0] == ["step", "KL", "Late"] and [row[0] for row in rows[1:]] == [*map(str, range(1, 41)), "50"]
     assert [float(row[1]) for row in rows[1:41]] == SPIKY.tolist()
     assert rows[2][2] == repr(1 / 3) and rows[1][2] == "" and rows[-1] == ["50", "", ""]
-    named = [Trace("KL", "kl", X, SPIKY, columns=("train/kl",)), Trace("Band", "kl", X, SPIKY, SPIKY, SPIKY)]
-    assert table_text(named).splitlines()[0] == "step,train/kl,Band,Band low,Band high"
+    named = [Trace("KL", "kl", X, SPIKY), Trace("Band", "kl", X, SPIKY, SPIKY, SPIKY)]
+    assert table_text(named).splitlines()[0] == "step,KL,Band,Band low,Band high"
     for axis, head in (("tokens", "tokens,"), ("time", '"working time, ms",')):
         assert table_text(named, SCALES[axis].column).startswith(head), "of a comparison"
-
-
-def test_columns_can_have_the_names_of_the_event_log_or_of_trl() -> None:
-    chart = next(chart for chart in CHARTS if chart.title == "Reward")
-    assert column_names(chart, chart.curves[0], "labels") == ()
-    assert column_names(chart, chart.curves[0], "trl")[1] == "train/reward - train/reward_std"
-    for chart in CHARTS:
-        for curve in chart.curves:
-            prefix = "eval/" if chart.held_out else ""
-            assert column_names(chart, curve, "diary")[0] == prefix + curve.metric
-            back = {our_name(name) for name in column_names(chart, curve, "trl") if " " not in name}
-            assert back == {prefix + name for name in (curve.metric, curve.low, curve.high) if name}

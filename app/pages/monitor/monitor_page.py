@@ -3,14 +3,14 @@
 from functools import partial
 
 from PySide6.QtCore import QCoreApplication, QEvent, Qt, QTimer
-from PySide6.QtGui import QActionGroup, QKeyEvent, QResizeEvent, QShowEvent
+from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QMenu, QWidget
 
 from app import theme
 from app.pages.monitor.panels import HealthCards, LogView, MetricTile, RankModel
 from app.pages.monitor.steering import SteeringPanel
 from app.state import charts
-from app.state.charts import CHARTS, NAMINGS, Curve, column_names
+from app.state.charts import CHARTS, Curve
 from app.state.correctness import correctness_of, largest_reward
 from app.state.evaluations import read_evaluations
 from app.state.messages import problems_to
@@ -33,7 +33,6 @@ from backend.config.config import needs_reference
 from backend.jobs.job_file import read_job
 from backend.runs.archive import averaging_window
 from backend.runs.metric_names import MEASURES
-from backend.runs.run_names import rename
 from backend.trainer.evaluation.evaluation_rows import evaluations_of
 
 CORRECT = "correct"
@@ -78,7 +77,7 @@ class MonitorPage(QWidget):
         self.steering: SteeringPanel | None = None  # once it is asked for
         hint, go = "Start one on Train, or open an earlier one on Runs.", partial(session.page_requested.emit, "train")
         self.nothing = EmptyState("No run yet", hint, "Go to Train", button_clicked=go)
-        self.header = configure(RunHeader(session.open_run), renamed=self._rename)
+        self.header = RunHeader(session.open_run)
         self.note = ElidedLabel()
         self.job = label(role="muted")
         self.job_link = LinkButton("Open the job", on_click=lambda: open_link(self._job_url))
@@ -138,12 +137,6 @@ class MonitorPage(QWidget):
             self.grid.zoom(None)
         else:
             super().keyPressEvent(event)
-
-    def _rename(self, title: str) -> None:
-        if self._run is not None:
-            with problems_to(self.session.message.emit):
-                rename(self._run.folder, title)
-            self._refresh()
 
     def _refresh(self) -> None:
         if (run := self._run) is None or not self.isVisible():
@@ -405,12 +398,6 @@ class RunCharts(ChartGrid):
         menu.addSeparator()
         for name, text in FORMATS.items():
             menu.addAction(f"Save all as {text}s…", partial(self.save_all, name))
-        columns = menu.addMenu("Columns of CSV tables")
-        names = QActionGroup(columns)
-        for naming, text in NAMINGS.items():
-            action = names.addAction(columns.addAction(text))
-            configure(action, checkable=True, checked=naming == prefs.chart_columns)
-            action.triggered.connect(lambda _, naming=naming: self._prefer("chart_columns", naming))
         self.tools = (self.zoom_button(), smoothing, button("Charts", menu=menu, name="What to do with the charts"))
 
     def show_run(self, run: Run | None) -> None:
@@ -450,7 +437,6 @@ class RunCharts(ChartGrid):
         if run is None:
             return ChartContent()
         read = partial(run.series, held_out=chart.held_out)
-        naming = self._session.prefs.chart_columns
         shown = []
         for curve in self._curves[index]:
             x, y = read(curve.metric)
@@ -461,8 +447,7 @@ class RunCharts(ChartGrid):
                     low, high = y - spread, y + spread
             elif curve.low and len(read(curve.low)[1]) and len(read(curve.high)[1]):
                 low, high = read(curve.low)[1], read(curve.high)[1]
-            named, stacked = column_names(chart, curve, naming), curve.metric in chart.stacked
-            trace = Trace(curve.label, curve.colour, x, y, low, high, stacked, columns=named)
+            trace = Trace(curve.label, curve.colour, x, y, low, high, curve.metric in chart.stacked)
             shown += [trace] if trace.has_data else []
         marks = run.data.marks if self._session.prefs.chart_marks else ()
         reason = charts.flat_reason(chart, run.config)

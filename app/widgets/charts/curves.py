@@ -22,7 +22,6 @@ class Trace:
     low: np.ndarray | None = None
     high: np.ndarray | None = None
     stacked: bool = False  # an area on top of those before it
-    columns: tuple[str, ...] = ()  # names in a table: of the curve and the edges of its band
 
     @property
     def has_data(self) -> bool:

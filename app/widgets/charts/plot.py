@@ -377,9 +377,8 @@ def table_text(traces: Sequence[Trace], axis: str = "step") -> str:
     """CSV with a row for each place on the axis, a column for each curve and each edge of a band."""
     columns: list[tuple[str, np.ndarray, np.ndarray]] = []
     for trace in traces:
-        names = trace.columns or (trace.label, f"{trace.label} low", f"{trace.label} high")
-        parts = zip(names, (trace.y, trace.low, trace.high), strict=False)  # without a band there may be one name
-        columns += [(name, trace.x, values) for name, values in parts if values is not None]
+        parts = {trace.label: trace.y, f"{trace.label} low": trace.low, f"{trace.label} high": trace.high}
+        columns += [(name, trace.x, values) for name, values in parts.items() if values is not None]
     steps = np.unique(np.concatenate([EMPTY, *(x for _, x, _ in columns)]))
     table = np.full((len(columns), len(steps)), np.nan)
     for cells, (_, x, y) in zip(table, columns, strict=True):
