@@ -133,9 +133,10 @@ def show_window(options: argparse.Namespace) -> int:
     if left:
         QTimer.singleShot(0, window, lambda: window.help.report_caught("GRPO Studio crashed when it last ran.", left))
     window.show()
+    QTimer.singleShot(READ_AHEAD_MS, window, session.show_last_run)
     if not options.screenshot:
         connect_desktop(app, window)
-    QTimer.singleShot(READ_AHEAD_MS, window, lambda: take_up(window, ask=not options.screenshot))
+        QTimer.singleShot(READ_AHEAD_MS, window, session.queue.ensure_runner)
     QTimer.singleShot(READ_AHEAD_MS, lambda: window.pages["train"].when_built(read_ahead))
     if options.screenshot:
         save_screenshot(app, window, options.screenshot)
@@ -166,20 +167,6 @@ def connect_desktop(app: QApplication, window: Window) -> None:
     app.aboutToQuit.connect(lambda: icon.show_percent(None))
     app.aboutToQuit.connect(notifier.close)
     follow()
-
-
-def take_up(window: Window, *, ask: bool) -> None:
-    from app.state.run_files import crash_offer
-
-    session = window.session
-    session.show_last_run()
-    if not ask:
-        return
-    offer = crash_offer(session.run.folder, session.prefs.offered_crash) if session.run is not None else None
-    if offer is not None:
-        window.offer_resume(offer)
-    else:
-        session.queue.ensure_runner()
 
 
 def save_screenshot(app: QApplication, window: Window, path: Path) -> None:

@@ -25,20 +25,20 @@ from app.menus import RUN_ACTIONS, THEMES, ConfigFiles, HelpMenu, Menus
 from app.pages import PAGES
 from app.state.memory import MemoryParts
 from app.state.messages import NOTICE, Offer, problems_to
-from app.state.run_files import CrashOffer, newest_checkpoint, silence_advice
+from app.state.run_files import newest_checkpoint, silence_advice
 from app.state.session import RUN, Session
 from app.widgets.basic import dialogs, icons
 from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.dialogs import QuestionBox, ask, open_path
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels import label
+from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import TabArea, column, configure, holder, on_screen, row, set_style_property
 from app.widgets.consent_dialog import consent_dialog, hosts_dialog, servers_dialog
 from app.widgets.export_panel import ExportPanel
 from app.widgets.form.fields import UndoKeys
 from app.widgets.menu_dialogs import NAME, PreferencesDialog
 from app.widgets.run_header import Switcher
-from app.widgets.window_frame import DropOverlay, Sidebar, StatusStrip
+from app.widgets.window_frame import Sidebar, StatusStrip
 from backend.config import config
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_names import name_of
@@ -73,7 +73,6 @@ class Window(QMainWindow):
         content = row(self.sidebar, (area, 1), spacing=0)
         central = holder(column((content, 1), self.strip, spacing=0))
         self.setCentralWidget(central)
-        self.drop_overlay = DropOverlay(central)
         UndoKeys(self)
         self._connect()
         self.show_title()
@@ -213,14 +212,14 @@ class Window(QMainWindow):
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         if file := dropped_file(event.mimeData()):
             event.acceptProposedAction()
-            self.drop_overlay.show_sentence(DEEDS[file[0]].format(file[1].name))
+            show_text(self.strip.drop, DEEDS[file[0]].format(file[1].name))
 
     def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
-        self.drop_overlay.show_sentence("")
+        self.strip.drop.hide()
 
     def dropEvent(self, event: QDropEvent) -> None:
         file = dropped_file(event.mimeData())
-        self.drop_overlay.show_sentence("")
+        self.strip.drop.hide()
         if file is not None:
             event.acceptProposedAction()
             # After the drop has ended: a modal question would block the program that the file comes from.
@@ -397,21 +396,6 @@ class Window(QMainWindow):
         advice = memory_parts.advice or "The run would end as soon as memory runs out."
         answers = {"no": "Change the settings", "yes": "Run all the same", "cancel": "Cancel"}
         return ask(self, memory_parts.sentence, advice, answers) == "yes"
-
-    def offer_resume(self, offer: CrashOffer) -> None:
-        self.session.prefs.offered_crash = offer.key
-        answers = {"resume": offer.action, "show": "Show it", "later": "Not now"}
-        box = QuestionBox(self, offer.question, offer.detail, answers)
-
-        def on_answer() -> None:
-            if box.answer == "resume":
-                self.session.starter.resume(offer.folder)
-            elif box.answer == "show":
-                self.show_page("monitor")
-            self.session.queue.ensure_runner()
-
-        box.finished.connect(on_answer)
-        box.open()
 
     def leave_training(self) -> bool:
         """Settle what becomes of a live run; False if the window should stay."""

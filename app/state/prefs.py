@@ -10,7 +10,6 @@ from typing import Generic, TypeVar, cast
 
 from PySide6.QtCore import QByteArray, QObject, QSettings
 
-from app.state.charts import Naming
 from backend.utils import file_lock, places
 from backend.utils.files import make_private_folder
 
@@ -46,11 +45,9 @@ class Prefs(QObject):
     train_density = Pref[str]("essentials")  # or all
     run_details_shown = Pref[bool](True)
     chart_marks = Pref[bool](True)
-    chart_columns = Pref[Naming]("labels")
     notifies = Pref[bool](True)
     shows_progress = Pref[bool](True)
     when_closing = Pref[str]("ask")  # or keep, stop
-    offered_crash = Pref[str]("")
     endpoint_port = Pref[int](8080)
     geometry = Pref(QByteArray())
     folded_charts = Pref[str]("Other")  # sections, one a line

@@ -1,18 +1,15 @@
 """What the window reads of a run's files beside the event log."""
 
 import re
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 from app.state.reward_bench import reward_file
 from backend.config import config
 from backend.config.config import SETTINGS
-from backend.runs.archive import summary
 from backend.runs.events import Event
 from backend.runs.queue import is_fresh
 from backend.runs.run_folder import RunFolder, all_runs
-from backend.runs.run_names import name_of
 from backend.utils.errors import UserError
 from backend.utils.files import last_lines
 from backend.utils.text import as_in_a_terminal, quote
@@ -101,17 +98,6 @@ def file_stamp(path: Path) -> tuple[int, int]:
     return about.st_mtime_ns, about.st_size
 
 
-@dataclass(frozen=True, slots=True)
-class CrashOffer:
-    """The question about a run that crashed unseen; `key` identifies this crash."""
-
-    folder: RunFolder
-    key: str
-    question: str
-    detail: str
-    action: str
-
-
 def last_run() -> RunFolder | None:
     begun = (run for run in all_runs() if not is_fresh(run))
     return max(begun, key=lambda run: file_stamp(run.events), default=None)
@@ -119,22 +105,3 @@ def last_run() -> RunFolder | None:
 
 def live_run() -> RunFolder | None:
     return next((run for run in all_runs() if run.is_locked() and not run.is_remote), None)
-
-
-def crash_offer(run: RunFolder, offered: str) -> CrashOffer | None:
-    """None if it has not crashed, or `offered` is the key of this crash."""
-    about = summary(run)
-    key = f"{run.path}:{file_stamp(run.events)[1]}"
-    if about.state != "crashed" or key == offered:
-        return None
-    if run.is_remote:
-        return CrashOffer(run, key, f"The job of {name_of(run)} is not followed.", NOT_FOLLOWED, "Follow it again")
-    step, checkpoint = about.step or 0, newest_checkpoint(run)
-    question = f"{name_of(run)} ended unexpectedly {f'after step {step:,}' if step else 'before its first step'}."
-    if checkpoint is None:
-        return CrashOffer(run, key, question, "There is no checkpoint yet, so it would start over.", "Start over")
-    lost = step - checkpoint
-    steps = f"{lost:,} steps" if lost > 1 else "step"
-    rest = f"The {steps} after it would be trained again." if lost > 0 else "Nothing is lost."
-    detail = f"It can go on from step {checkpoint:,}. {rest}"
-    return CrashOffer(run, key, question, detail, f"Resume from step {checkpoint:,}")

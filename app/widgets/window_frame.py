@@ -1,4 +1,4 @@
-"""The parts of the main window around the pages: sidebar, status strip, and the veil while a file is dragged."""
+"""The parts of the main window around the pages: sidebar and status strip."""
 
 import html
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFocusEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QFocusEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QAbstractButton, QFrame, QSizePolicy, QWidget
 
 from app import theme
@@ -19,39 +19,6 @@ from app.widgets.basic.tables import RIGHT
 from app.widgets.run_header import StateChip
 
 WIDE, NARROW, ROW, CORNER = 176, 56, 34, 6  # sidebar: its widths, the height of a row, and the radius of its corners
-MARGIN = 12
-
-
-class DropOverlay(QWidget):
-    """A veil over its parent with a sentence on the effect of a drop. The pointer goes through it."""
-
-    def __init__(self, parent: QWidget) -> None:
-        super().__init__(parent)
-        self._covered = parent
-        self.sentence = ""
-        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-        self.hide()
-
-    def show_sentence(self, sentence: str) -> None:
-        """Show the effect of a drop; "" hides the veil."""
-        self.sentence = sentence
-        self.setGeometry(self._covered.rect())
-        self.setVisible(bool(sentence))
-        self.raise_()
-        self.update()
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        colours, painter = theme.palette(), theme.painter(self)
-        veil = QColor(colours.selection)
-        veil.setAlpha(235)
-        painter.fillRect(self.rect(), veil)
-        painter.setPen(QPen(colours.accent, 2, Qt.PenStyle.DashLine))
-        inside = QRectF(self.rect()).adjusted(MARGIN, MARGIN, -MARGIN, -MARGIN)
-        painter.drawRoundedRect(inside, MARGIN, MARGIN)
-        painter.setPen(colours.text)
-        painter.setFont(theme.title_font())
-        flags = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
-        painter.drawText(inside.adjusted(MARGIN, MARGIN, -MARGIN, -MARGIN), flags, self.sentence)
 
 
 class Sidebar(QWidget):
@@ -131,7 +98,8 @@ class StatusStrip(QFrame):
         self.waiting = LinkButton("", tip="Show the queue", shown=False)
         self._take: Callable[[], object] | None = None
         self.offer = LinkButton("", on_click=lambda: self._take and self._take(), shown=False)
-        labels = (self.state, self.step, self.left, self.memory, self.waiting)
+        self.drop = ElidedLabel(colour="text", font=theme.heading_font(), shown=False)  # what dropping a file would do
+        labels = ((self.drop, 1), self.state, self.step, self.left, self.memory, self.waiting)
         row(*labels, (self.sentence, 1), self.offer, into=self, margins=(12, 0, 12, 0))
         self.setFixedHeight(theme.scaled(28))
         self.state.show_state("")
@@ -155,5 +123,5 @@ class StatusStrip(QFrame):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        painter.fillRect(self.rect(), theme.palette().window)
+        painter.fillRect(self.rect(), theme.palette().window if self.drop.isHidden() else theme.palette().selection)
         painter.fillRect(0, 0, self.width(), 1, theme.palette().hairline)

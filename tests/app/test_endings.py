@@ -10,7 +10,7 @@ import pytest
 from app.menus import RUN_ACTIONS
 from app.state.prefs import Prefs
 from app.state.run import Run, RunControl
-from app.state.run_files import crash_offer, last_run
+from app.state.run_files import last_run
 from app.state.run_notices import findings_of
 from app.state.session import Session
 from app.widgets.basic.dialogs import QuestionBox
@@ -252,23 +252,19 @@ def test_the_last_run_is_shown_after_a_restart(session: Session) -> None:
     assert session.run is not None and session.run.folder == older
 
 
-def test_a_crash_is_offered_to_be_resumed_once(window: Window, session: Session, monkeypatch) -> None:
+def test_a_crash_that_nobody_saw_is_resumed_from_monitor(window: Window, session: Session, qtbot, monkeypatch) -> None:
     folder = running(steps=137)
     age(folder)
     session.show_last_run()
-    offer = crash_offer(session.run.folder, session.prefs.offered_crash)
-    assert offer.question == "run ended unexpectedly after step 137."
-    assert offer.detail == "It can go on from step 20. The 117 steps after it would be trained again."
+    qtbot.waitUntil(lambda: session.run.state == "crashed")
+    assert window.strip.sentence.text().startswith("The training process ended after step 137")
+    window.show_page("monitor")
     resumed: list[RunFolder] = []
     monkeypatch.setattr(session.starter, "resume", resumed.append)
-    window.offer_resume(offer)
-    box = window.findChildren(QuestionBox)[-1]
-    box._buttons[0].click()
+    button = window.pages["monitor"].verdict.buttons[0]
+    assert button.text() == "Resume from step 20"
+    button.click()
     assert resumed == [folder]
-    assert crash_offer(session.run.folder, session.prefs.offered_crash) is None
-    write_event(folder, "step", step=138, metrics={})
-    age(folder)
-    assert crash_offer(session.run.folder, session.prefs.offered_crash) is not None, "another crash of the same run"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.pages.runs.run_details import RunDetails
-from app.state.run_files import NOT_FOLLOWED, crash_offer, live_run
+from app.state.run_files import NOT_FOLLOWED, live_run
 from app.widgets.export_panel import ExportPanel
 from app.widgets.hub_dialogs import JobDialog
 from app.window import Window
@@ -181,8 +181,7 @@ def test_job_that_is_not_followed(qtbot, window: Window, started, tmp_path: Path
     monitor._job_row.findChildren(QPushButton)[0].click()
     assert opened == ["https://hub/jobs/6a1"]
     assert monitor.verdict.title.text() == "The job is not followed"
-    offer = crash_offer(folder, "")
-    assert offer is not None and offer.action == "Follow it again" and offer.detail == NOT_FOLLOWED
+    assert monitor.verdict.sentence.text() == NOT_FOLLOWED and monitor.verdict.buttons[0].text() == "Follow it again"
     window.session.launched = here = made_up_runs.make_run(tmp_path / "runs" / "here", steps=1, ending=None)
     with locked(here):
         assert window.session.is_training

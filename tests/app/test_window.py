@@ -214,6 +214,7 @@ def test_a_dropped_model_or_reward_file_sets_its_setting(window: Window, tmp_pat
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "mine.py").write_text("")
     drop(window, tmp_path / "model")
+    assert window.strip.drop.text() == "Drop to train the model model" and window.strip.drop.isHidden()
     drop(window, tmp_path / "mine.py")
     qtbot.waitUntil(lambda: draft.value("reward_functions_file") == str(tmp_path / "mine.py"))
     assert draft.value("model") == str(tmp_path / "model")
