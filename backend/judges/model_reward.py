@@ -47,7 +47,7 @@ class UnreachableJudgeError(RewardError):
 
     def __init__(self, judge: FunctionDescription, why: str) -> None:
         sentence = f"The judge {quote(judge.name, 40)} cannot score: {why}."
-        super().__init__([ConfigProblem("reward_functions", sentence)], Failure(why))
+        super().__init__(Failure(why), ("reward_functions", sentence))
 
 
 def model_entries(entries: Iterable[str], file: Path | None) -> frozenset[str]:

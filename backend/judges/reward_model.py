@@ -37,7 +37,7 @@ from backend.rewards.catalogue import RewardCall
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scoring import TrainerState, inputs_for, samples_of
 from backend.types import Group, content_text
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import UserError
 from backend.utils.files import is_folder, user_path
 from backend.utils.safetensors import StoredArray
 from backend.utils.text import quote, reason_of
@@ -175,7 +175,7 @@ class RewardModel:
         return UserError(SETTING, f"{quote(self.source, 60)} cannot be used as a reward model: {reason}.")
 
     def _failed(self, what: str) -> RewardError:
-        return RewardError([ConfigProblem(SETTING, f"The reward model {self.about.name} {what}.")], Failure(what))
+        return RewardError(Failure(what), (SETTING, f"The reward model {self.about.name} {what}."))
 
 
 def reward_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import functools
 import math
 import sys
 import threading
 import time
 import traceback
-import types
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +38,26 @@ _BUNDLED_MODULES = "; not in the app: use grpo-studio from pip"
 @dataclass(eq=False)
 class Failure(Exception):
     """Failure of user code. `what`: words after the function's name, with a line if it `raised`; `function`,
-    `completion`: indices in the call, the latter None if none is to blame; `line`: innermost line of `file`, or 0;
-    `frames`: {"line", "function", "code"} of its lines on the stack, outermost first; `problems`: (setting, message) of
-    what cannot be loaded."""
+    `completion`: indices in the call, the latter None if none is to blame; `hung`: it took longer than its limit;
+    `line`: innermost line of `file`, or 0; `frames`: {"line", "function", "code"} of its lines on the stack, outermost
+    first; `problems`: (setting, message) of what cannot be loaded."""
 
     what: str
     function: int = 0
     completion: int | None = None
     raised: bool = False
+    hung: bool = False
     file: str = ""
     line: int = 0
     frames: Sequence[dict[str, Any]] = ()
     traceback: str = ""
     printed: str = ""
     problems: Sequence[tuple[str, str]] = ()
+
+    @classmethod
+    def of_hang(cls, seconds: float, function: int, stack: str = "") -> Failure:
+        what = f"was still running after {seconds:g} s (reward_timeout)"
+        return cls(what, function, hung=True, traceback=printable(stack[-LONGEST_TRACEBACK:]))
 
     @classmethod
     def of(cls, what: str, error: BaseException | None, file: Path | None, **fields: Any) -> Failure:
@@ -73,10 +77,11 @@ class Failure(Exception):
 
 
 class RewardError(UserError):
-    """User code failed while it was loaded or called."""
+    """User code, or a model that scores, failed while it was loaded or called."""
 
-    def __init__(self, problems: Iterable[ConfigProblem], failure: Failure) -> None:
-        super().__init__(replace(problem, traceback=failure.traceback) for problem in problems)
+    def __init__(self, failure: Failure, *problems: tuple[str, str]) -> None:
+        """`problems`: setting and sentence of each."""
+        super().__init__(ConfigProblem(*problem, failure.traceback) for problem in problems)
         self.failure = failure
 
     @property
@@ -99,7 +104,7 @@ class RewardError(UserError):
             after = f", on the prompt “{prompt}” and the completion “{text}”."
         room = max(SENTENCE - len(before) - len(after), 2 * _TEXT)
         what = cut_in_the_middle(one_line(failure.what), room)
-        return cls([ConfigProblem("reward_functions", f"{before}{what}{after}")], failure)
+        return cls(failure, ("reward_functions", f"{before}{what}{after}"))
 
 
 def text_of(value: object, text: Callable[[object], str] = str) -> str:
@@ -149,11 +154,6 @@ class _Interrupted(BaseException):
     """Raised in a call after its time limit. No Exception: user code does not catch it."""
 
 
-def timeout_words(seconds: float) -> str:
-    """Words after the name of a function that hangs."""
-    return f"was still running after {seconds:g} s (reward_timeout)"
-
-
 def read_scores(returned: Any, count: int) -> Scores:
     """`count` finite numbers or None, from any iterable or array. Raises Failure."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
@@ -185,11 +185,11 @@ def _score(value: Any, index: int) -> float:
 
 
 class Caller:
-    """Calls user code in this thread, without a limit unless it is async. Raises Failure. Calls `mark(index, True)`
-    before a function, `mark(-1, True)` after it, and `mark(index, False)` for the one that runs of those awaited
-    together. `functions`: those called, by index."""
+    """Calls user code in this thread, without a limit unless it is async. Raises Failure. Calls `mark(index)` before a
+    function, and when another of those awaited together has ended, and `mark(-1)` after it. `functions`: those called,
+    by index."""
 
-    def __init__(self, mark: Callable[[int, bool], None] = lambda index, begins: None) -> None:
+    def __init__(self, mark: Callable[[int], None] = lambda index: None) -> None:
         self.poll: Poll = wait_on
         self.functions: Sequence[FunctionDescription] = (FunctionDescription(""),)
         self._report = mark
@@ -197,7 +197,7 @@ class Caller:
         self._runner: asyncio.Runner | None = None
 
     def call(self, index: int, seconds: float, work: Callable[[], Any]) -> Any:
-        """`work()`."""
+        """`work()`, for function `index`."""
         self._mark(index)
         value = self._limited(seconds, work)
         self._mark(-1)
@@ -212,14 +212,12 @@ class Caller:
         async def run_one(index: int, awaitable: Awaitable[Any]) -> None:
             start = time.perf_counter()
             try:
-                value = await _marked(awaitable, functools.partial(self._mark, index, False))
-                results[index] = value, time.perf_counter() - start
+                results[index] = await awaitable, time.perf_counter() - start
             except GeneratorExit:
                 raise  # the loop was abandoned
             except BaseException as error:
                 failures.append(self._failure(index, error))
-            if waiting := [other for other in calls if other not in results]:
-                self._mark(waiting[0], False)
+            self._mark(next((other for other in calls if other not in results), index))
 
         async def run_all() -> None:
             pending = {asyncio.ensure_future(run_one(*call)) for call in calls.items()}
@@ -232,7 +230,7 @@ class Caller:
                     while frame := getattr(waits, "cr_frame", None):
                         stack += "".join(traceback.format_stack(frame))
                         waits = getattr(waits, "cr_await", None)
-                    failures.append(self._timeout(self._running, seconds, stack))
+                    failures.append(self._hang(self._running, seconds, stack))
             for task in pending:
                 task.cancel()
             if pending:  # those that ignore their cancellation are left behind
@@ -247,9 +245,9 @@ class Caller:
         self._mark(-1)
         return results
 
-    def _mark(self, index: int, begins: bool = True) -> None:
+    def _mark(self, index: int) -> None:
         self._running = index
-        self._report(index, begins)
+        self._report(index)
 
     def close(self) -> None:
         """Cancel what still runs on the event loop, and close it."""
@@ -264,10 +262,9 @@ class Caller:
             return Failure.of(error.what, error.__cause__, file, function=index, completion=error.completion)
         return Failure.of(f"raised {describe_error(error, file)}", error, file, function=index, raised=True)
 
-    def _timeout(self, index: int, seconds: float, stack: str) -> Failure:
+    def _hang(self, index: int, seconds: float, stack: str) -> Failure:
         """The function `index` hung at `stack`, outermost frame first."""
-        own = stack[max(stack.find(f'  File "{self.functions[index].file}"'), 0) :]
-        return Failure(timeout_words(seconds), index, traceback=printable(own[-LONGEST_TRACEBACK:]))
+        return Failure.of_hang(seconds, index, stack[max(stack.find(f'  File "{self.functions[index].file}"'), 0) :])
 
     def _limited(self, seconds: float, work: Callable[[], Any], grace_s: float = 0.0) -> Any:
         try:
@@ -313,25 +310,7 @@ class ThreadCaller(Caller):
                 thread.join(_POLL_S)
         if was_interrupted:
             self.runs_on = thread.is_alive()
-            raise self._timeout(hung, seconds, stack)
+            raise self._hang(hung, seconds, stack)
         if error := outcome.get("error"):
             raise self._failure(self._running, error) from error
         return outcome["value"]
-
-
-@types.coroutine
-def _marked(awaitable: Awaitable[Any], mark: Callable[[], None]) -> Generator[Any, Any, Any]:
-    """Await, calling `mark` whenever the awaitable starts to run."""
-    steps: Any = awaitable.__await__()
-    resume: Callable[[], Any] = functools.partial(next, steps)
-    while True:
-        mark()
-        try:
-            waits_for = resume()
-        except StopIteration as ended:
-            return ended.value
-        resume = functools.partial(next, steps)
-        try:
-            yield waits_for
-        except BaseException as thrown:  # a cancellation; user code decides on it
-            resume = functools.partial(steps.throw, thrown)

@@ -16,13 +16,13 @@ from backend.judges import model_reward
 from backend.judges.model_reward import UnreachableJudgeError
 from backend.rewards import scoring
 from backend.rewards.allowed_code import code_files
-from backend.rewards.calls import Failure, Poll, RewardError, ThreadCaller, timeout_words, wait_on
+from backend.rewards.calls import Failure, Poll, RewardError, ThreadCaller, wait_on
 from backend.rewards.catalogue import locate_reward_file, nearest
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scoring import Answer, FunctionHost, RewardSource, TrainerState
 from backend.rewards.worker import RewardWorker
 from backend.types import Group, ToolResult
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ class Scorer:
             try:
                 answer = self.host.ask(scoring.LoadRequest(self._key, source, self._timeout_s, self.tools), poll)
             except Failure as failure:
-                problems = [ConfigProblem(*problem) for problem in failure.problems]
+                problems = failure.problems
                 if not problems:
                     file = source.file or next(iter(source.files), None)
                     setting = "reward_functions_file" if source.file else "reward_functions"
                     whose = file.name if file else "The process that scores"
-                    problems = [ConfigProblem(setting, f"{whose} {failure.what} while it was being loaded.")]
+                    problems = [(setting, f"{whose} {failure.what} while it was being loaded.")]
                     failure.file = str(file or "")
-                raise RewardError(problems, failure) from None
+                raise RewardError(failure, *problems) from None
             self.loaded, self._generation = answer, self.host.generation
             self.restore_tools(poll)
         return self.loaded.stages
@@ -108,9 +108,8 @@ class Scorer:
             # Quick, and a poll that raises there would end the process before its environments can close.
             return self.host.ask(scoring.ToolRequest(self._key, timeout_s, **request)).turns
         except Failure as failure:
-            hung = failure.what == timeout_words(timeout_s)
-            what = f"kept Python's lock for more than {timeout_s:g} s (tool_timeout)" if hung else failure.what
-            raise ProcessLostError(what) from None
+            what = f"kept Python's lock for more than {timeout_s:g} s (tool_timeout)"
+            raise ProcessLostError(what if failure.hung else failure.what) from None
 
     def score(
         self,
@@ -206,7 +205,7 @@ class Scorer:
         except Failure as failure:
             row = f"one of the rows from {where(0)} on" if failure.completion is None else where(failure.completion)
             sentence = f"The map function {quote(function, 30)} {quote(failure.what, 100)} on {row}."
-            raise RewardError([ConfigProblem("map_function", sentence)], failure) from None
+            raise RewardError(failure, ("map_function", sentence)) from None
 
     def notes(self) -> list[str]:
         """Messages about missing confinement of a user's file."""

@@ -28,7 +28,7 @@ from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file
 from backend.tools.host import NO_TOOLS, ServedEnvironment, ToolSchemas
 from backend.types import IMAGES, Completion, Group, Problem, ToolCall, ToolResult, content_text
 from backend.utils.errors import UserError
-from backend.utils.files import DEPTH, levels
+from backend.utils.files import DEPTH, json_safe, levels
 from backend.vision.pictures import open_picture
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class FunctionHost:
         state, logs = replace(request.state, reward_timeout=timeout_s), ExtraLogs()
         caller.functions = abouts = [function.about for function in functions]
         outcomes: dict[int, tuple[Scores, float]] = {}
-        waiting: dict[int, Awaitable[Any]] = {}
+        waiting: dict[int, Awaitable[Scores]] = {}
         environments = list[Any]()
         if tools is not None and tools.kinds:
             environments += [tools.environment(completion.conversation) for _, completion in samples]
@@ -209,16 +209,17 @@ class FunctionHost:
                 if isinstance(environment, ServedEnvironment):
                     environment.total = sum(each.reward for turn in completion.turns for each in turn.results)
 
-        def scores_or_awaitable(call: Callable[[], Any]) -> Any:
-            returned = call()
-            return returned if inspect.isawaitable(returned) else read_scores(returned, len(samples))
+        async def awaited(returned: Awaitable[Any]) -> Scores:
+            return read_scores(await returned, len(samples))
 
-        async def awaited_scores(awaitable: Awaitable[Any]) -> Scores:
-            return read_scores(await awaitable, len(samples))
+        def scores_of(call: Callable[[], Any]) -> Scores | Awaitable[Scores]:
+            returned = call()
+            return awaited(returned) if inspect.isawaitable(returned) else read_scores(returned, len(samples))
 
         for index, function in enumerate(functions):
             inputs = inputs_for(samples, state, function.dialect, function.takes_messages)
-            inputs |= logs.loggers_for(function.about.name)
+            inputs["log_extra"] = functools.partial(logs.log_extra, function.about.name)
+            inputs["log_metric"] = logs.log_metric
             inputs |= {"environments": [*environments]} if environments else {}
             if missing := [name for name in function.required if name not in inputs]:
                 near = nearest(missing[0], inputs)
@@ -230,9 +231,9 @@ class FunctionHost:
             except UserError as error:
                 raise Failure(f"cannot be called: {error.faults[0].sentence.rstrip('.')}", index) from None
             start = time.perf_counter()
-            returned = caller.call(index, timeout_s, functools.partial(scores_or_awaitable, call))
+            returned = caller.call(index, timeout_s, functools.partial(scores_of, call))
             if inspect.isawaitable(returned):
-                waiting[index] = awaited_scores(returned)
+                waiting[index] = returned
             else:
                 outcomes[index] = returned, time.perf_counter() - start
         if waiting:
@@ -349,51 +350,34 @@ class ExtraLogs:
         self.metrics: dict[str, list[float]] = {}  # values in this step
         self._logged = 0
 
-    def loggers_for(self, function: str) -> dict[str, Callable[..., None]]:
-        """`log_extra(column, values)` and `log_metric(name, value)` for one function."""
+    def log_extra(self, function: str, column: str, values: Iterable[Any]) -> None:
+        """Called by `function`, with values of some of the completions, in order."""
+        _check_name("log_extra", column)
+        if (owner := self.owners.setdefault(column, function)) != function:
+            raise ValueError(f"the column {column} was logged by {owner} already")
+        if isinstance(values, str | bytes | Mapping):
+            raise TypeError(f"log_extra takes a list of values, one a completion, not {type(values).__name__}")
+        text = json.dumps(json_safe([*values]), default=lambda each: getattr(each, "tolist", each.__str__)())
+        self._logged += len(text)
+        if self._logged > MOST_LOGGED:
+            raise ValueError(f"log_extra takes {MOST_LOGGED >> 20} MB in a step, and the column {column} is over it")
+        self.columns.setdefault(column, []).extend(json_safe(json.loads(text)))
 
-        def log_extra(column: str, values: Sequence[Any]) -> None:
-            _check_name("log_extra", column)
-            if (owner := self.owners.setdefault(column, function)) != function:
-                raise ValueError(f"the column {column} was logged by {owner} already")
-            if isinstance(values, str | bytes | Mapping):
-                raise TypeError(f"log_extra takes a list of values, one a completion, not {type(values).__name__}")
-            added = [_as_json(value) for value in getattr(values, "tolist", lambda: values)()]
-            self._logged += len(json.dumps(added))
-            if self._logged > MOST_LOGGED:
-                raise ValueError(
-                    f"log_extra takes {MOST_LOGGED >> 20} MB in a step, and the column {column} is over it"
-                )
-            self.columns.setdefault(column, []).extend(added)
-
-        def log_metric(name: str, value: float) -> None:
-            _check_name("log_metric", name)
-            if name in TRAINER_METRICS or name.startswith(_TRAINER_PREFIXES):
-                raise ValueError(f"{name} is a metric of the trainer; log yours under another name")
-            if len(self.metrics.keys() | {name}) > MOST_METRICS:
-                raise ValueError(f"log_metric takes {MOST_METRICS} names in a step, and {name} is one more")
-            number = float(value)
-            if not math.isfinite(number):
-                raise ValueError(f"log_metric takes a finite number, and {name} is {number}")
-            self.metrics.setdefault(name, []).append(number)
-
-        return {"log_extra": log_extra, "log_metric": log_metric}
+    def log_metric(self, name: str, value: float) -> None:
+        _check_name("log_metric", name)
+        if name in TRAINER_METRICS or name.startswith(_TRAINER_PREFIXES):
+            raise ValueError(f"{name} is a metric of the trainer; log yours under another name")
+        if len(self.metrics.keys() | {name}) > MOST_METRICS:
+            raise ValueError(f"log_metric takes {MOST_METRICS} names in a step, and {name} is one more")
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"log_metric takes a finite number, and {name} is {number}")
+        self.metrics.setdefault(name, []).append(number)
 
 
 def _check_name(function: str, name: Any) -> None:
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise ValueError(f"{function} takes a name on one line first, not {name!r}")
-
-
-def _as_json(value: Any) -> Any:
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:

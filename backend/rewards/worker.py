@@ -2,8 +2,8 @@
 limits. One that misbehaves is killed with its descendants and replaced at the next request.
 
 Its stdin: pickles, first what to confine and the file for stacks, then pairs of a random prefix and a request of
-`backend.rewards.scoring`. Its stdout: lines of that prefix and JSON: marks [function index, whether its time begins],
-then the answer.
+`backend.rewards.scoring`. Its stdout: lines of that prefix and JSON: the index of each function that runs or −1, then
+the answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from backend.rewards.calls import Caller, Failure, Poll, describe_error, printable, timeout_words, wait_on
+from backend.rewards.calls import Caller, Failure, Poll, describe_error, printable, wait_on
 from backend.rewards.confinement import confine
 from backend.rewards.confinement.guard import END_SIGNAL, guard
 from backend.rewards.scoring import Answer, FunctionHost, LoadRequest, Request, ScoreRequest, ToolRequest
@@ -118,7 +118,7 @@ class RewardWorker:
                 raise
             if answer.failure is None:
                 return answer
-            if answer.failure.what == timeout_words(request.timeout_s):
+            if answer.failure.hung:
                 self.stop()  # tasks that ignore their cancellation would run on
             raise answer.failure
 
@@ -201,8 +201,9 @@ class _Child:
             poll()
             left = min(since + (own_s if index < 0 else limit_s), end) - time.monotonic()
             if left <= 0:
-                silent = f"gave no answer for {own_s:.0f} s and more, as if its process had been stopped"
-                raise Failure(silent if index < 0 else timeout_words(request.timeout_s), index)
+                if index >= 0:
+                    raise Failure.of_hang(request.timeout_s, index)
+                raise Failure(f"gave no answer for {own_s:.0f} s and more, as if its process had been stopped")
             if not ready.poll(1000 * min(_POLL_S, left)):
                 if self.process.poll() is not None:  # a process that it has started may hold the pipe open
                     raise Failure(self._ended(), index)
@@ -219,11 +220,14 @@ class _Child:
                     message: Any = json.loads(line[len(self._prefix) :]) if is_ours else None
                     if isinstance(message, dict) and not received:
                         return Answer.read(message)
-                    index, begins = message
+                    if not isinstance(message, int):
+                        raise ValueError
+                    before, index = index, message
                 except (ValueError, TypeError, RecursionError):
                     what = "wrote something of its own into the pipe by which scores are returned"
                     raise Failure(what, index) from None
-                since = time.monotonic() if begins else since
+                if before < 0 or index < 0:  # else it is awaited together with the one before
+                    since = time.monotonic()
                 if own_s == START_S:  # async functions are awaited after all have been called
                     own_s = max(OWN_S, limit_s)
                     end = since + limit_s * (calls + 1) + own_s
@@ -301,13 +305,9 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
     os.close(nowhere)
     os.dup2(2, 1)
     guard(requests.fileno())  # returns in the process that is guarded; both and what they start end with the parent
-    pid, last, prefix = os.getpid(), "", b""
+    pid, prefix, running = os.getpid(), b"", -1
 
     def send(message: str) -> None:
-        nonlocal last
-        if message == last:
-            return
-        last = message
         if _getpid() != pid:  # a fork
             _exit(_LOST_PIPE)
         rest = memoryview(prefix + message.encode("ascii") + b"\n")
@@ -317,10 +317,12 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
         except OSError:  # user code has closed it
             _exit(_LOST_PIPE)
 
-    def mark(index: int, begins: bool = True) -> None:
-        if begins and limit_s:  # a function that hangs leaves its stack
+    def mark(index: int) -> None:
+        nonlocal running
+        if limit_s and min(index, running) < 0:  # a function that hangs leaves its stack
             faulthandler.dump_traceback_later(limit_s, file=stacks)
-        send(f"[{index}, {'true' if begins else 'false'}]")
+        running = index
+        send(f"{index}")
 
     caller, limit_s, stacks, host = Caller(mark), 0.0, 2, None
     try:
@@ -338,7 +340,7 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
                 prefix, request = _load(requests)
             except OSError:
                 _exit(_LOST_PIPE)
-            last, limit_s = "", request.timeout_s
+            running, limit_s = -1, request.timeout_s
             if isinstance(request, LoadRequest):
                 mark(0)
             try:

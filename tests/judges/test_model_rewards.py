@@ -26,7 +26,7 @@ from backend.rewards.scoring import FunctionHost, RewardSource, TrainerState
 from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.memory.phases import MemoryModel
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import UserError
 from tests.support import random_models
 from tests.support.reward_models import GOLDEN, arrays_of, golden_groups, opened, write_reward_model
 from tests.support.scoring import make_group
@@ -53,7 +53,7 @@ class LengthModel:
         self.calls.append("score")
         texts = [completion.text for group in groups for completion in group.completions]
         if "" in texts:
-            raise RewardError([ConfigProblem("reward_functions", FAILURE)], Failure(FAILURE))
+            raise RewardError(Failure(FAILURE), ("reward_functions", FAILURE))
         scores = [None if text == "?" else self.factor * len(text) for text in texts]
         return ModelScores(scores, {f"{self.about.name}/explanation": texts}, {"judge/calls": 1.0})
 
