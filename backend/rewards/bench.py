@@ -5,10 +5,8 @@ Regression tests of a reward file are completions with their expected scores. `m
 `my_rewards.cases.jsonl`, one per line: {prompt, answer, type, columns, completion, tokens, expected: {function: score
 or null}, calls: {function: its entry, if more than the name}}."""
 
-import ast
 import json
 import math
-import re
 import statistics
 import threading
 import time
@@ -18,19 +16,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from backend.config.config import Config, keys_used_by
 from backend.data.problems import as_text
 from backend.data.signal import expected_signal
-from backend.judges.model_reward import model_entries
 from backend.rewards import catalogue
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, RewardError, wait_on
-from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import RewardSource, TrainerState, total_reward
+from backend.rewards.scorer import Scorer, reward_source
+from backend.rewards.scoring import TrainerState, total_reward
 from backend.rewards.worker import RewardWorker
-from backend.runs.completion_rows import SampledRow, ScoringRow, images_of, token_ids
+from backend.runs.completion_rows import SampledRow, ScoringRow, Stop, images_of, token_ids
 from backend.tools.host import ToolHost
 from backend.tools.load import load_tools
 from backend.trainer.health.rules import Finding
@@ -61,7 +58,6 @@ REQUIRED_TEXTS = {
     "r1_count_xml": _TAGS,
     "think_format_reward": ("<think>", "</think>"),
 }  # texts that a shipped function requires; `keyword` requires its argument
-_MARKS = re.compile(r"</?[A-Za-z_]\w*>|\\boxed|####")
 
 
 @dataclass(slots=True)
@@ -242,26 +238,6 @@ def _others(sample: ScoredSample) -> Iterator[Finding]:
         yield Finding("cut_off", sentence, "Raise Completion, or strengthen a reward for the right form.")
 
 
-def required_texts(function: str, file: Path | None) -> tuple[str, ...]:
-    """Texts that a function requires; for user functions the tags in string literals of its `def`."""
-    if file is None:
-        return REQUIRED_TEXTS.get(function, ())
-    try:
-        tree = catalogue.parse_reward_file(file)
-    except UserError:
-        return ()
-    for node in catalogue.functions(tree):
-        if function in (node.name, *_strings(node.decorator_list)):
-            texts = _strings(node.body[1:] if ast.get_docstring(node) else node.body)
-            return tuple(dict.fromkeys(mark for text in texts for mark in _MARKS.findall(text)))
-    return ()
-
-
-def _strings(nodes: Sequence[ast.AST]) -> list[str]:
-    every = (part for node in nodes for part in ast.walk(node))
-    return [part.value for part in every if isinstance(part, ast.Constant) and isinstance(part.value, str)]
-
-
 def _listed(words: Sequence[str], last: str = "and") -> str:
     words = [word for word in words if not word.startswith("</")] or list(words)
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
@@ -298,7 +274,7 @@ class RewardBench:
                 scorer, timeout_s = self._scorer_of(config), config.reward_timeout
                 for index, function in enumerate(scorer.load(poll)[0]):
                     on_function(function.name)
-                    result = FunctionScores(function.name)
+                    result = FunctionScores(function.name, function.name)
                     try:
                         scored = scorer.call(groups, 0, [index], timeout_s, state, captures=True, poll=poll)
                         result.seconds, result.given = scored.seconds[0], scored.scores[0]
@@ -330,14 +306,13 @@ class RewardBench:
                 raise
 
     def _scorer_of(self, config: Config) -> Scorer:
-        base, names, file = Path.cwd(), config.reward_functions, reward_file_of(config)
-        files = code_files({"reward_functions": names, "reward_functions_file": str(file or "")}, base)
-        loaded = (_stamps(files), config.reward_network, tuple(names), file, base)
+        about = {"stages": [], "train_mode": "grpo", "reward_functions_file": str(reward_file_of(config) or "")}
+        source = reward_source(config.model_copy(update=about))
+        loaded = (_stamps(source.files), config.reward_network, source)
         if self._scorer is None or loaded != self._loaded:
             if loaded[:2] != self._loaded[:2]:
                 self.close()
                 self.worker = RewardWorker(config.reward_network)
-            source = RewardSource([names], file, base, tuple(files), models=model_entries(names, file))
             self._end_scorer()
             self._scorer, self._loaded = Scorer(source, self.worker, config.reward_timeout), loaded
         return self._scorer
@@ -375,21 +350,17 @@ def score_groups(
     start = time.perf_counter()
     results = bench.score(config, groups, poll, on_function)
     seconds = time.perf_counter() - start
-    # Labels and required texts are read from source.
     own, own_file = dict[str, str](), reward_file_of(config)
-    with suppress(UserError):
+    with suppress(UserError):  # labels are read from source
         own = {entry.name: entry.label for entry in catalogue.rewards_in_file(own_file)} if own_file else {}
     labels = {entry.name: entry.label for entry in catalogue.builtin_rewards()} | own
-    for number, result in enumerate(results):
-        if number >= len(config.reward_functions):  # `get_reward` of an environment
-            result.label = result.name
-            continue
-        call = catalogue.reward_call(config.reward_functions[number], labels)
-        result.weight, result.label = config.weights[number], call.alias or labels.get(call.function, call.name)
-        word = str(call.arguments.get("word", "")) if call.function == "keyword" else ""
-        file = catalogue.locate_reward_file(call.file).resolve() if call.file else None
-        file = own_file if call.function in own else file
-        result.looks_for = (word,) if word else required_texts(call.function, file)
+    # Without `get_reward` of environments, which come last.
+    for result, entry, weight in zip(results, config.reward_functions, config.weights, strict=False):
+        call = catalogue.reward_call(entry, labels)
+        result.weight, result.label = weight, call.alias or labels.get(call.function, call.name)
+        if not call.file and call.function not in own:
+            word = [str(call.arguments["word"])] if call.function == "keyword" else []
+            result.looks_for = word or REQUIRED_TEXTS.get(call.function, ())
     counted = [result for result in results if not result.error]
     weights = [result.weight for result in counted]
     for i, completion in enumerate(completion for group in groups for completion in group.completions):
@@ -448,8 +419,8 @@ def read_groups(path: Path) -> list[Group]:
 def groups_in(text: str, where: str) -> list[Group]:
     """A group for consecutive lines of one prompt; `where` names the text. Raises UserError on `completions`."""
     groups: list[Group] = []
-    for number, line, row in json_lines(text, where, "completions"):
-        group = group_of(row, number - 1, line)
+    for index, (line, row) in enumerate(json_lines(text, where, "completions")):
+        group = group_of(row, index, line)
         a, b = groups[-1].problem if groups else None, group.problem
         if a and (a.prompt, a.answer, a.type, a.row) == (b.prompt, b.answer, b.type, b.row):
             groups[-1].completions.extend(group.completions)
@@ -460,13 +431,13 @@ def groups_in(text: str, where: str) -> list[Group]:
     return groups
 
 
-def json_lines(text: str, where: str, setting: str) -> Iterator[tuple[int, str, Any]]:
-    """(number, its name in a message, value) of each line that is not empty. Raises UserError on `setting`."""
+def json_lines(text: str, where: str, setting: str) -> Iterator[tuple[str, Any]]:
+    """(its name in a message, value) of each line that is not empty. Raises UserError on `setting`."""
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             name = f"Line {number} of {where}"
             try:
-                yield number, name, documents.parse_loose_json(line)
+                yield name, documents.parse_loose_json(line)
             except documents.BrokenJson as error:
                 raise UserError(setting, f"{name} is not JSON that can be read: {error.why}.") from None
 
@@ -474,24 +445,20 @@ def json_lines(text: str, where: str, setting: str) -> Iterator[tuple[int, str, 
 def group_of(row: Any, index: int, where: str) -> Group:
     """Group of one line. Raises UserError on `completions` naming `where`."""
     row = row if isinstance(row, dict) else {}
-    listed = row.get("completions")
-    if isinstance(row.get("completion"), str):
-        listed = [row["completion"]]
+    listed = [row["completion"]] if isinstance(row.get("completion"), str) else row.get("completions")
     rows = [item if isinstance(item, dict) else {"text": item} for item in listed] if isinstance(listed, list) else []
     if not rows or not all(isinstance(each.get("text"), str) for each in rows):
         raise UserError("completions", f"{where} has neither a text under completion nor a list under completions.")
     completions: list[Completion] = []
     for each in rows:
-        stop = each.get("stop")
-        stop = stop if stop in ("eos", "length", "string") else "eos"
+        stop = each["stop"] if each.get("stop") in get_args(Stop) else "eos"
         try:
             turns = [Turn.of(turn) for turn in each.get("turns") or ()]
         except (KeyError, TypeError):
             raise UserError("completions", f"{where} has turns that are not as in completions.jsonl.") from None
-        completion = Completion(token_ids(each.get("tokens")), [], each["text"], stop, turns=turns)
-        completion.conversation = each.get("conversation", -1)
-        completions.append(completion)
-    kind, prompt, columns = row.get("type"), row.get("prompt", ""), row.get("columns")
+        about = {"turns": turns, "conversation": each.get("conversation", -1)}
+        completions.append(Completion(token_ids(each.get("tokens")), [], each["text"], stop, **about))
+    prompt, columns = row.get("prompt", ""), row.get("columns")
     messages = next((chat for chat in (prompt, row.get("messages")) if is_chat(chat)), [])
     if not messages and (paths := images_of(row)):
         parts = [*({"type": "image", "image": path} for path in paths), {"type": "text", "text": str(prompt)}]
@@ -503,7 +470,7 @@ def group_of(row: Any, index: int, where: str) -> Group:
         messages=messages,
         tokens=[],
         answer=as_text(row.get("answer")),
-        type=None if kind is None else as_text(kind),
+        type=None if row.get("type") is None else as_text(row["type"]),
         row=columns if isinstance(columns, dict) else other_keys,
     )
     return Group(problem, completions)
@@ -553,7 +520,7 @@ def cases_in(path: Path) -> list[Case]:
     """The cases of a file in its order. Raises UserError on `cases`."""
     cases: list[Case] = []
     text = read_text(path, "cases", MOST_CASE_BYTES)
-    for _, where, case in json_lines(text, path.name, "cases"):
+    for where, case in json_lines(text, path.name, "cases"):
         expected = case.get("expected") if isinstance(case, dict) else None
         scores = expected.values() if isinstance(expected, dict) else ()
         are_scores = all(score is None or (isinstance(score, int | float) and math.isfinite(score)) for score in scores)
@@ -592,22 +559,20 @@ def rerun(
     """Score every case with its functions. Raises UserError if the file cannot be loaded."""
     known = [function.name for function in (*catalogue.builtin_rewards(), *catalogue.rewards_in_file(file))]
     available: dict[str, None] = {}
-    for case in cases:
+    groups: list[Group] = []
+    for index, case in enumerate(cases):
         for name in case["expected"]:
             entry = (case.get("calls") or {}).get(name, name)
             call = catalogue.RewardCall(entry) if entry in known else catalogue.find_call(entry)
             # A function may be gone; then only its own case fails.
             if call and (call.file or call.function in known or catalogue.computes_names(file)):
                 available[entry] = None
+        row = {key: value for key, value in case.items() if key not in ("expected", "calls", "tokens", "completion")}
+        row["completions"] = [{"text": case["completion"], "tokens": case.get("tokens")}]
+        groups.append(group_of(row, index, f"Row {index + 1}"))
     results: dict[str, FunctionScores] = {}
     if available:
         scoring = Config(reward_functions=list(available), reward_functions_file=str(file), reward_timeout=timeout_s)
-        left_out = ("expected", "calls", "tokens", "completion")
-        groups: list[Group] = []
-        for index, case in enumerate(cases):
-            row = {key: value for key, value in case.items() if key not in left_out}
-            row["completions"] = [{"text": case["completion"], "tokens": case.get("tokens")}]
-            groups.append(group_of(row, index, f"Row {index + 1}"))
         results = {result.name: result for result in bench.score(scoring, groups, poll)}
 
     def text(score: float | None) -> str:
@@ -616,16 +581,16 @@ def rerun(
     found: list[CaseResult] = []
     for index, case in enumerate(cases):
         given = {name: result.given[index] for name, result in results.items() if not result.error}
-        failures, tracebacks = list[str](), list[str]()
+        errors = {name: result.error for name, result in results.items() if result.error and name in case["expected"]}
+        failures: list[str] = []
         for name, expected in case["expected"].items():
-            score, error = given.get(name, math.nan), results[name].error if name in results else None
+            score = given.get(name, math.nan)
             is_equal = expected is score
             if expected is not None and score is not None:
                 is_equal = math.isclose(expected, score, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
             if not is_equal:
                 gave = f"gave {text(score)}" if name in given else "gave no score"
-                reason = f" {error['sentence']}" if error else ""
+                reason = f" {errors[name]['sentence']}" if name in errors else ""
                 failures.append(f"{name} {gave}; {text(expected)} is expected.{reason}")
-            tracebacks += [error["traceback"]] if error else []
-        found.append(CaseResult(case, given, failures, tracebacks))
+        found.append(CaseResult(case, given, failures, [error["traceback"] for error in errors.values()]))
     return found
