@@ -300,7 +300,7 @@ class Examination:
             for question in self.questions[len(answers) :]:
                 completions = [Completion([], [], text, "eos") for text in question.texts]
                 group = Group(self.problems[question.group], completions)
-                answers.append(model.score([group], TrainerState(), poll).scores)
+                answers += model.score([group], TrainerState(), poll).scores
                 told(len(answers))
         finally:
             model.close()

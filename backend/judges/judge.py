@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from backend.engine.chunk_sizes import REPLY_TOKENS
-from backend.judges.model_reward import ModelScores, UnreachableJudgeError
+from backend.judges.model_reward import UnreachableJudgeError
 from backend.judges.rubric import SETTING, Rubric, folded, read_rubric, rubric_path
 from backend.judges.server import FailedCallError, Messages, Server, UnreachableError
 from backend.rewards.calls import Poll
 from backend.rewards.catalogue import RewardCall
 from backend.rewards.functions.judge import judge as parameters
 from backend.rewards.registry import FunctionDescription
-from backend.rewards.scoring import TrainerState
+from backend.rewards.scoring import Answer, TrainerState
 from backend.runs.events import JsonLines, read_events
 from backend.types import Group, Problem, content_text
 from backend.utils.errors import UserError
@@ -126,7 +126,7 @@ class Judge:
         if isinstance(self._model, Server):
             self._ask_group(group)
 
-    def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> ModelScores:
+    def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> Answer:
         """Wait for all judgements. Raises UnreachableJudgeError where the run should pause and ask again."""
         began = time.monotonic()
         places = [place for group in groups for place in self._ask_group(group)]
@@ -142,16 +142,21 @@ class Judge:
             self._unreachable = ""
             self._asked = {key: future for key, future in self._asked.items() if not future.done()}
         judged = [rows[index] if (rows := found[key]) else (None, "") for key, index in places]
+        scores, explanations = [score for score, _ in judged], [explanation for _, explanation in judged]
         calls, self._calls, notes, self._notes = self._calls, 0, self._notes, []
-        name, count = self.about.name, max(1, len(judged))
         metrics = {
-            f"judge/{name}/failed": sum(score is None for score, _ in judged) / count,
-            f"judge/{name}/calls": float(calls),
-            f"judge/{name}/cached": cached / count,
-            f"judge/{name}/seconds": time.monotonic() - began,
+            "failed": scores.count(None) / max(1, len(scores)),
+            "calls": float(calls),
+            "cached": cached / max(1, len(scores)),
+            "seconds": time.monotonic() - began,
         }
-        columns: dict[str, list[Any]] = {f"{name}/explanation": [explanation for _, explanation in judged]}
-        return ModelScores([score for score, _ in judged], columns, metrics, notes)
+        name = self.about.name
+        return Answer(
+            scores=[scores],
+            columns={f"{name}/explanation": explanations},
+            metrics={f"judge/{name}/{metric}": value for metric, value in metrics.items()},
+            notes=notes,
+        )
 
     def _ask_group(self, group: Group) -> list[tuple[str, int]]:
         """Begin what is not known yet. → the key and the place in its judgements of each completion."""

@@ -6,11 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from backend.rewards.calls import Failure, RewardError
 from backend.rewards.catalogue import JUDGE, builtin_rewards, find_call, read_call, reward_faults, rewards_in_file
@@ -29,17 +28,6 @@ if TYPE_CHECKING:
 _REWARD_MODEL, _JUDGE = "backend.judges.reward_model", "backend.judges.judge"
 
 Block = tuple[Sequence[float], Sequence[float]]  # x and y of the same observations
-
-
-@dataclass(frozen=True, slots=True)
-class ModelScores:
-    """`scores`: of each completion, None for no opinion. `columns`: logged beside completions. `metrics`: of the step.
-    `notes`: messages for the user."""
-
-    scores: list[float | None]
-    columns: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
-    notes: list[str] = field(default_factory=list[str])
 
 
 class UnreachableJudgeError(RewardError):

@@ -25,7 +25,6 @@ from backend.config.model_and_data_names import check_weights, model_source
 from backend.engine import cpu
 from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS
 from backend.engine.device import on_gpu
-from backend.judges.model_reward import ModelScores
 from backend.models.architectures import language_model, model_type
 from backend.models.hub import config_file
 from backend.models.loading import fetch, open_weights, read_weights
@@ -35,7 +34,7 @@ from backend.models.tokenizers import load_tokenizer
 from backend.rewards.calls import Failure, Poll, RewardError
 from backend.rewards.catalogue import RewardCall
 from backend.rewards.registry import FunctionDescription
-from backend.rewards.scoring import TrainerState, inputs_for, samples_of
+from backend.rewards.scoring import Answer, TrainerState, inputs_for, samples_of
 from backend.types import Group, content_text
 from backend.utils.errors import UserError
 from backend.utils.files import is_folder, user_path
@@ -97,7 +96,7 @@ class RewardModel:
     def start(self, group: Group) -> None:
         """Does nothing: sampling has the device."""
 
-    def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> ModelScores:
+    def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> Answer:
         """Raises RewardError for a conversation without a chat template, and for a score that is no number."""
         texts = self._texts(groups, state)
         model: Any = self._model
@@ -120,7 +119,7 @@ class RewardModel:
             scores.update(zip(batch, found, strict=True))
         if not all(map(math.isfinite, scores.values())):
             raise self._failed("gives a score that is not a finite number")
-        return ModelScores([scores.get(text) for text in texts])
+        return Answer(scores=[[scores.get(text) for text in texts]])
 
     def _texts(self, groups: Sequence[Group], state: TrainerState) -> list[str]:
         """The text of each completion after its prompt, as TRL 1.16 renders it."""

@@ -11,6 +11,7 @@ import statistics
 import threading
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -131,21 +132,18 @@ def verdicts(sample: ScoredSample) -> list[Finding]:
             findings.append(Finding("scored", "Every function gave scores that a run can use.", "", "good"))
         else:
             apart = sum(_std(rewards) > SAME_REWARD for rewards in sample.rewards)
-            difference = f"within {apart} of {len(sample.groups)} prompts the completions score differently"
-            difference = "the completions score differently" if len(sample.groups) == 1 else difference
-            findings.append(Finding("signal", f"There is something to learn from: {difference}.", "", "good"))
+            where = f"within {apart} of {len(sample.groups)} prompts " if len(sample.groups) > 1 else ""
+            sentence = f"There is something to learn from: {where}the completions score differently."
+            findings.append(Finding("signal", sentence, "", "good"))
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def _no_signal(sample: ScoredSample) -> Iterator[Finding]:
-    flat = [
-        group.completions
-        for group, rewards in zip(sample.groups, sample.rewards, strict=True)
-        if rewards and len(group.completions) > 1 and _std(rewards) <= SAME_REWARD
-    ]
+    pairs = [pair for pair in zip(sample.groups, sample.rewards, strict=True) if len(pair[0].completions) > 1]
+    flat = [group.completions for group, rewards in pairs if rewards and _std(rewards) <= SAME_REWARD]
     if not flat or 2 * len(flat) < len(sample.groups):
         return
-    several = sum(len(group.completions) > 1 for group in sample.groups)
+    several = len(pairs)
     if several == len(flat) == 1:
         sentence = f"All {len(flat[0])} completions score the same: no signal."
     elif several == len(flat):
@@ -165,29 +163,24 @@ def _no_signal(sample: ScoredSample) -> Iterator[Finding]:
 
 
 def _never_fires(sample: ScoredSample) -> Iterator[Finding]:
-    by_reason: dict[str, list[FunctionScores]] = {}
+    silent = defaultdict[tuple[str, str], list[FunctionScores]](list)
     for scores in sample.functions:
         if not scores.known or any(scores.known):
             continue
-        missing = [mark for mark in scores.looks_for if not any(mark in text for text in sample.texts)]
         reason = f"it gives 0 to all {len(sample.texts)} completions"
-        if missing:
+        advice = "Read some completions beside their answers: the column may be the wrong one, or the task too hard."
+        if missing := [mark for mark in scores.looks_for if not any(mark in text for text in sample.texts)]:
             reason = f"the model writes no {_listed(missing, 'or')}"
+            advice = "Say in the system prompt what to write, or reward a first step towards it."
         elif scores.looks_for:
             count = sum(all(mark in text for mark in scores.looks_for) for text in sample.texts)
-            texts = _listed(scores.looks_for)
             have = "completions have" if len(sample.texts) > 1 else "completion has"
-            reason = f"{count} of {len(sample.texts)} {have} {texts}, and none is what it wants"
-        by_reason.setdefault(reason, []).append(scores)
-    for reason, alike in by_reason.items():
+            listed = _listed(scores.looks_for)
+            reason = f"{count} of {len(sample.texts)} {have} {listed}, and none is what it wants"
         if not any(group.problem.answer.strip() for group in sample.groups):
             advice = "The dataset's answers are empty: choose the Answer column on Train."
-        elif any(not any(mark in text for text in sample.texts) for mark in alike[0].looks_for):
-            advice = "Say in the system prompt what to write, or reward a first step towards it."
-        else:
-            advice = (
-                "Read some completions beside their answers: the column may be the wrong one, or the task too hard."
-            )
+        silent[reason, advice].append(scores)
+    for (reason, advice), alike in silent.items():
         fires = "fires" if len(alike) == 1 else "fire"
         sentence = f"{_listed([scores.label for scores in alike])} never {fires}: {reason}."
         yield Finding(f"never_fires {' '.join(scores.name for scores in alike)}", sentence, advice)
@@ -210,9 +203,9 @@ def _others(sample: ScoredSample) -> Iterator[Finding]:
         yield Finding("single", sentence, "Give two or more completions for a prompt.", "note")
     same = [scores for scores in sample.functions if len(scores.known) > 1 and scores.is_constant and scores.known[0]]
     if same:
-        gives, asks = "give every completion the same: they add", "they ask"
-        if len(same) == 1:
-            gives, asks = f"gives {same[0].known[0]:.3g} to every completion: it adds", "it asks"
+        gives, asks = f"gives {same[0].known[0]:.3g} to every completion: it adds", "it asks"
+        if len(same) > 1:
+            gives, asks = "give every completion the same: they add", "they ask"
         sentence = f"{_listed([scores.label for scores in same])} {gives} nothing to the advantage."
         code = f"constant {' '.join(scores.name for scores in same)}"
         yield Finding(code, sentence, f"What {asks} for may be learnt already, or too easy.", "note")
@@ -231,10 +224,9 @@ def _others(sample: ScoredSample) -> Iterator[Finding]:
         sentence = f"Over the whole dataset about {share:.0%} of the groups of {sample.group_size} would have a signal."
         advice = "Prompt selection by pass rate chooses prompts that have one." if share < FEW_SIGNALS else ""
         yield Finding("expected_signal", sentence, advice, "note")
-    count = len(sample.texts)
     cut = sum(completion.stop == "length" for group in sample.groups for completion in group.completions)
-    if cut / count > 0.3:
-        sentence = f"{cut} of {count} completions ran into the length limit."
+    if cut / len(sample.texts) > 0.3:
+        sentence = f"{cut} of {len(sample.texts)} completions ran into the length limit."
         yield Finding("cut_off", sentence, "Raise Completion, or strengthen a reward for the right form.")
 
 

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,21 +59,19 @@ class Failure(Exception):
         what = f"was still running after {seconds:g} s (reward_timeout)"
         return cls(what, function, hung=True, traceback=printable(stack[-LONGEST_TRACEBACK:]))
 
-    @classmethod
-    def of(cls, what: str, error: BaseException | None, file: Path | None, **fields: Any) -> Failure:
-        frames: list[dict[str, Any]] = []
+    def located(self, error: BaseException | None, file: Path | None) -> Failure:
+        """This failure, with the place in `file` where its cause was raised."""
+        self.file = str(file or "")
         for frame in traceback.extract_tb(error.__traceback__) if error and file else ():
             # Skips a comprehension on the same line.
-            is_repeated = bool(frames) and frame.name[:1] == "<" and frame.lineno == frames[-1]["line"]
-            if frame.filename == str(file) and not is_repeated:
+            if frame.filename == self.file and not (frame.name[:1] == "<" and frame.lineno == self.line):
+                self.line = frame.lineno or 0
                 code = (frame.line or "").strip()[:500]
-                frames.append({"line": frame.lineno or 0, "function": frame.name, "code": code})
-        if error:
-            fields["traceback"] = user_traceback(error, file)
-        line = frames[-1]["line"] if frames else 0
-        if isinstance(error, SyntaxError) and file and not frames:
-            line = error.lineno or 0
-        return cls(what, file=str(file or ""), line=line, frames=frames[-_MOST_FRAMES:], **fields)
+                self.frames = [*self.frames, {"line": self.line, "function": frame.name, "code": code}][-_MOST_FRAMES:]
+        if isinstance(error, SyntaxError) and file and not self.frames:
+            self.line = error.lineno or 0
+        self.traceback = user_traceback(error, file) if error else ""
+        return self
 
 
 class RewardError(UserError):
@@ -259,8 +257,8 @@ class Caller:
         """The Failure of function `index`, from what it raised or returned."""
         file = self.functions[index].file
         if isinstance(error, Failure):
-            return Failure.of(error.what, error.__cause__, file, function=index, completion=error.completion)
-        return Failure.of(f"raised {describe_error(error, file)}", error, file, function=index, raised=True)
+            return replace(error, function=index).located(error.__cause__, file)
+        return Failure(f"raised {describe_error(error, file)}", index, raised=True).located(error, file)
 
     def _hang(self, index: int, seconds: float, stack: str) -> Failure:
         """The function `index` hung at `stack`, outermost frame first."""

@@ -371,11 +371,9 @@ def check_entries(
         if entry:
             sentences += _argument_sentences(call, entry)
         elif not call.file:
-            close = nearest(call.function, known)
-            hint = f"the nearest is {quote(close, 40)}, and " if close else ""
             own_first = sorted(known, key={entry.name for entry in builtin_rewards()}.__contains__)
-            known_ones = f"the known ones are {quote(', '.join(own_first), 60)}"
-            sentences.append(f"There is no reward function {quote(call.function, 40)}; {hint}{known_ones}.")
+            known_ones = f"{_nearest_is(call.function, known)}the known ones are {quote(', '.join(own_first), 60)}"
+            sentences.append(f"There is no reward function {quote(call.function, 40)}; {known_ones}.")
     return [ConfigProblem(_SETTING, sentence) for sentence in sentences] + repeated_names(names)
 
 
@@ -391,20 +389,19 @@ def _argument_sentences(call: RewardCall, entry: RewardEntry) -> list[str]:
     known = {parameter.name: parameter for parameter in entry.parameters}
     sentences: list[str] = []
     for name in [name for name in call.arguments if name not in known]:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"the nearest is {close[0]}, and " if close else ""
-        available = f"{hint}its parameters are {', '.join(known)}" if known else "it has none"
+        available = f"{_nearest_is(name, known)}its parameters are {', '.join(known)}" if known else "it has none"
         sentences.append(f"{call.function} has no parameter {name}; {available}.")
-    for name, value in call.arguments.items():
-        kinds = [kind.strip() for kind in known[name].kind.split("|")] if name in known else []
-        given = type(value).__name__ if value is not None else "None"
-        fits = given in kinds or (given == "int" and "float" in kinds)
-        if kinds and all(kind in _KINDS for kind in kinds) and not fits:
-            types = " or ".join(_KINDS[kind] for kind in kinds)
-            sentences.append(f"{name} of {call.function} must be {types}, not {value!r}.")
     for name, parameter in known.items():
-        if entry.source == BUILT_IN and parameter.default is None and name not in call.arguments:
-            sentences.append(f"{call.function} needs {name}, as in {call.function}({name}=…).")
+        kinds = [kind.strip() for kind in parameter.kind.split("|")]
+        if name not in call.arguments:
+            if entry.source == BUILT_IN and parameter.default is None:
+                sentences.append(f"{call.function} needs {name}, as in {call.function}({name}=…).")
+        elif all(kind in _KINDS for kind in kinds):
+            value = call.arguments[name]
+            given = type(value).__name__ if value is not None else "None"
+            if given not in kinds and not (given == "int" and "float" in kinds):
+                types = " or ".join(_KINDS[kind] for kind in kinds)
+                sentences.append(f"{name} of {call.function} must be {types}, not {value!r}.")
     return sentences
 
 
@@ -416,11 +413,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return names[close[0]] if close else None
 
 
+def _nearest_is(name: str, known: Iterable[str]) -> str:
+    close = nearest(name, known)
+    return f"the nearest is {quote(close, 40)}, and " if close else ""
+
+
 def not_in_file(name: str, path: Path, functions: Iterable[str]) -> str:
     known = [function for function in functions if not function.startswith("_")]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"the nearest is {close[0]}, and it" if close else "it"
-    return f"{path.name} has no function {name}; {hint} has {', '.join(known) or 'none'}."
+    return f"{path.name} has no function {name}; {_nearest_is(name, known)}it has {', '.join(known) or 'none'}."
 
 
 def locate_reward_file(path: str | Path, base: Path | None = None) -> Path:

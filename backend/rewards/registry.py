@@ -17,9 +17,8 @@ Table = MutableMapping[str, RewardCallable]
 
 REWARD_REGISTRY: dict[str, RewardCallable] = {}  # shipped functions in definition order
 
-# The innermost table comes last: that of a file while it is loaded.
-_tables: list[Table] = [REWARD_REGISTRY]
-_map_tables: list[Table] = [{}]
+# (reward functions, map functions). The innermost comes last: those of a file while it is loaded.
+_tables: list[tuple[Table, Table]] = [(REWARD_REGISTRY, {})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +33,17 @@ class FunctionDescription:
 
 def register_reward_function(name: Any = None, *, label: str | None = None) -> Callable[[Any], Any]:
     """Register a reward function as `name`, by default its own name. `label` is its name in tables."""
-    return _registration(_tables, name)
+    return _registration(0, name)
 
 
 def register_map_function(name: Any = None) -> Callable[[Any], Any]:
     """Register a map function as `name`: it maps a row to the row to train on, or None to drop it."""
-    return _registration(_map_tables, name)
+    return _registration(1, name)
 
 
-def _registration(tables: list[Table], name: Any) -> Any:
+def _registration(kind: int, name: Any) -> Any:
     def decorate(call: RewardCallable) -> RewardCallable:
-        tables[-1][name if isinstance(name, str) and name else call.__name__] = call
+        _tables[-1][kind][name if isinstance(name, str) and name else call.__name__] = call
         return call
 
     return decorate(name) if callable(name) else decorate
@@ -52,7 +51,7 @@ def _registration(tables: list[Table], name: Any) -> Any:
 
 def get_reward_function(name: str, table: Table | None = None) -> RewardCallable:
     """The function registered as `name`. Raises KeyError listing known names."""
-    table = _tables[-1] if table is None else table
+    table = _tables[-1][0] if table is None else table
     if name not in table:
         raise KeyError(f"no reward function is called {name}; known are {', '.join(table)}")
     return table[name]
@@ -67,10 +66,8 @@ def require(sound: bool, sentence: str) -> None:
 @contextmanager
 def registering_into(table: Table, maps: Table) -> Iterator[None]:
     """Register in `table` and `maps`, and look up in `table`, while open."""
-    _tables.append(table)
-    _map_tables.append(maps)
+    _tables.append((table, maps))
     try:
         yield
     finally:
         _tables.pop()
-        _map_tables.pop()

@@ -173,10 +173,10 @@ class Scorer:
                     if self.pause is None:
                         raise
                     self.pause(error)
-            scored[index] = found.scores, time.perf_counter() - began
+            (scores,) = found.scores
+            scored[index] = scores, time.perf_counter() - began
             answer.columns.update(found.columns)
-            answer.metrics.update(found.metrics)
-            answer.metrics.update(model_reward.score_metrics(model.about.name, groups, found.scores))
+            answer.metrics.update(found.metrics | model_reward.score_metrics(model.about.name, groups, scores))
             self.model_notes += found.notes
             printed += found.notes if captures else []
         scores, seconds = zip(*(scored[index] for index in indices), strict=True)

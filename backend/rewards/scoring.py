@@ -122,8 +122,9 @@ Request = LoadRequest | ScoreRequest | MapRequest | ToolRequest
 @dataclass(frozen=True, slots=True)
 class Answer:
     """To a LoadRequest: functions by stage, map functions, missing confinement (`notes`). ScoreRequest: `scores` and
-    `seconds` by function, what they logged and printed. MapRequest: `rows`, None for a dropped one. ToolRequest:
-    `turns` that have ended. `failure`: as a worker's process sends it; hosts raise it."""
+    `seconds` by function, what they logged and printed; so do models that score, whose `notes` are for the user.
+    MapRequest: `rows`, None for a dropped one. ToolRequest: `turns` that have ended. `failure`: as a worker's process
+    sends it; hosts raise it."""
 
     failure: Failure | None = None
     stages: list[list[FunctionDescription]] = field(default_factory=list)
@@ -274,7 +275,7 @@ class FunctionHost:
         except UserError as error:
             named = source.file or (source.files[0] if len(source.files) == 1 else None)
             problems = [(problem.setting, problem.sentence) for problem in error.faults]
-            raise Failure.of(problems[0][1], error.__cause__, named, problems=problems) from error
+            raise Failure(problems[0][1], problems=problems).located(error.__cause__, named) from error
         self._loaded[request.key] = stages, file, tools
         return Answer(
             stages=[[function.about for function in stage] for stage in stages],

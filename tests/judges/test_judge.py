@@ -12,13 +12,13 @@ import pytest
 
 from backend.judges.agreement import Examination
 from backend.judges.judge import FILE, Judge, UnreadableError, read_group, read_single
-from backend.judges.model_reward import ModelScores, UnreachableJudgeError
+from backend.judges.model_reward import UnreachableJudgeError
 from backend.judges.rubric import Rubric, bundled_rubrics, read_rubric
 from backend.judges.server import find_servers, save_key
 from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.rewards.calls import Poll, wait_on
 from backend.rewards.catalogue import RewardCall
-from backend.rewards.scoring import TrainerState
+from backend.rewards.scoring import Answer, TrainerState
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
 from tests.support.judge_server import JudgeServer, judge_server, trajectories
@@ -55,7 +55,7 @@ def keychain(monkeypatch: pytest.MonkeyPatch) -> Keychain:
     return keychain
 
 
-def scored(judge: Judge, *groups: Group, poll: Poll = wait_on) -> ModelScores:
+def scored(judge: Judge, *groups: Group, poll: Poll = wait_on) -> Answer:
     return judge.score(groups, TrainerState(), poll)
 
 
@@ -63,7 +63,7 @@ def test_a_group_is_one_call_and_equal_completions_are_sent_once(server: JudgeSe
     server.score = lambda text: {"aaa": 0.25, "bb": 0.5, "c": 1.0}[json.loads(text)]
     judge, group = judge_of(), make_group("c", "bb", "aaa", "bb", "c", "c", "bb", "aaa")
     report = scored(judge, group)
-    assert report.scores == [1.0, 0.5, 0.25, 0.5, 1.0, 1.0, 0.5, 0.25]
+    assert report.scores == [[1.0, 0.5, 0.25, 0.5, 1.0, 1.0, 0.5, 0.25]]
     assert len(server.calls) == 1 and len(trajectories(server.calls[0])) == 3
     assert server.calls[0][1]["content"].count("What is 2 + 2?") == 1, "the shared prompt is sent once"
     assert report.metrics.keys() == {f"judge/nice/{kind}" for kind in ("failed", "calls", "cached", "seconds")}
@@ -83,7 +83,7 @@ def test_the_order_of_a_group_depends_on_its_content_alone(server: JudgeServer, 
 def test_a_judge_reads_messages_with_values_that_json_lacks(server: JudgeServer, judge_of) -> None:
     group = make_group("a", "b")
     group.problem.messages.append({"role": "user", "content": "hi", "sent": datetime(2024, 5, 1)})
-    assert scored(judge_of(), group).scores == [0.5, 0.5] and "2024-05-01" in server.calls[0][1]["content"]
+    assert scored(judge_of(), group).scores == [[0.5, 0.5]] and "2024-05-01" in server.calls[0][1]["content"]
 
 
 def test_criteria_are_weighted(server: JudgeServer, judge_of, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_criteria_are_weighted(server: JudgeServer, judge_of, tmp_path: Path) ->
         {"true": {"reason": "so", "verdict": "Yes"}, "clear": {"reason": "meh", "verdict": "fair"}}
     )
     report = scored(judge, make_group("a", "b", "a"))
-    assert report.scores == [3.5 / 4] * 3 and len(server.calls) == 2
+    assert report.scores == [[3.5 / 4] * 3] and len(server.calls) == 2
     assert report.columns["nice/explanation"][0] == "true: Yes. so\nclear: fair. meh"
     ends = {call[1]["content"].partition("<answer>")[2] for call in server.calls}  # in either order
     assert ends == {"\na\n</answer>", "\nb\n</answer>"}
@@ -171,12 +171,12 @@ def test_failures_give_none_and_one_message(server: JudgeServer, judge_of, tmp_p
     for _ in range(2):
         report = scored(judge, make_group("a", "b"), make_group("c", "d"))
         notes += report.notes
-        assert report.scores == [None] * 4 and report.metrics["judge/nice/failed"] == 1.0
+        assert report.scores == [[None] * 4] and report.metrics["judge/nice/failed"] == 1.0
         assert report.metrics["judge/nice/calls"] == 8, "two tries of each, and failures are not kept"
     (note,) = notes
     assert message in note
     server.status, server.delay_s, server.reply, server.choices = 200, 0.0, server._scored, None
-    assert scored(judge, make_group("a", "b")).scores == [0.5, 0.5]
+    assert scored(judge, make_group("a", "b")).scores == [[0.5, 0.5]]
 
 
 def test_judgements_outlive_a_kill(server: JudgeServer, judge_of, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_group_is_judged_while_others_are_decoded_and_a_stop_does_not_wait(ser
     until = time.monotonic() + 20
     while not judge._known and time.monotonic() < until:
         time.sleep(0.01)
-    assert scored(judge, first, poll=stop).scores == [0.5, 0.5], "nothing is waited for"
+    assert scored(judge, first, poll=stop).scores == [[0.5, 0.5]], "nothing is waited for"
     server.delay_s = 30.0
     with pytest.raises(KeyboardInterrupt):
         scored(judge, last, poll=stop)
@@ -213,14 +213,14 @@ def test_a_group_is_judged_while_others_are_decoded_and_a_stop_does_not_wait(ser
 
 def test_a_server_that_is_gone(server: JudgeServer, judge_of) -> None:
     pausing, going_on = judge_of(None), judge_of(None, when_unreachable="skip")
-    assert scored(pausing, make_group("known")).scores == [0.5]
+    assert scored(pausing, make_group("known")).scores == [[0.5]]
     server.stop()
     with pytest.raises(UnreachableJudgeError, match="does not answer"):
         scored(pausing, make_group("known"), make_group("a"))
     report = scored(going_on, make_group("a"))
-    assert report.scores == [None] and "does not answer" in report.notes[0]
+    assert report.scores == [[None]] and "does not answer" in report.notes[0]
     server.start()
-    assert scored(pausing, make_group("known"), make_group("a")).scores == [0.5, 0.5]
+    assert scored(pausing, make_group("known"), make_group("a")).scores == [[0.5, 0.5]]
     assert len(server.calls) == 2
 
 
@@ -314,7 +314,7 @@ def test_nothing_follows_a_redirect(server: JudgeServer, judge_of, monkeypatch: 
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-one-host")
     with judge_server() as other:
         judge, server.leads_to = judge_of(), other.url
-        assert scored(judge, make_group("a")).scores == [None] and not other.calls
+        assert scored(judge, make_group("a")).scores == [[None]] and not other.calls
         with pytest.raises(UserError, match="answered 307"):
             judge_of()
 

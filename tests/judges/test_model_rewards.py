@@ -15,14 +15,14 @@ from backend.judges import local_model as module
 from backend.judges import reward_model
 from backend.judges.judge import Judge
 from backend.judges.local_model import LocalModel, SharingSampler, local_model
-from backend.judges.model_reward import ModelScores, model_entries
+from backend.judges.model_reward import model_entries
 from backend.judges.reward_model import RewardModel
 from backend.rewards.bench import RewardBench, score_groups
 from backend.rewards.calls import Failure, RewardError, ThreadCaller
 from backend.rewards.catalogue import RewardCall, canonical_entry, metric_name, read_call, with_absolute_file
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.scorer import Scorer
-from backend.rewards.scoring import FunctionHost, RewardSource, TrainerState
+from backend.rewards.scoring import Answer, FunctionHost, RewardSource, TrainerState
 from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.memory.phases import MemoryModel
 from backend.types import Completion, Group, Problem
@@ -49,13 +49,13 @@ class LengthModel:
     def start(self, group) -> None:
         self.calls.append("start")
 
-    def score(self, groups, state, poll) -> ModelScores:
+    def score(self, groups, state, poll) -> Answer:
         self.calls.append("score")
         texts = [completion.text for group in groups for completion in group.completions]
         if "" in texts:
             raise RewardError(Failure(FAILURE), ("reward_functions", FAILURE))
         scores = [None if text == "?" else self.factor * len(text) for text in texts]
-        return ModelScores(scores, {f"{self.about.name}/explanation": texts}, {"judge/calls": 1.0})
+        return Answer(scores=[scores], columns={f"{self.about.name}/explanation": texts}, metrics={"judge/calls": 1.0})
 
     def close(self) -> None:
         self.calls.append("close")
@@ -241,7 +241,8 @@ def test_a_judge_scores_with_it_and_frees_its_memory(
     group = Group(Problem(0, "?", [], [], ""), [Completion([], [], text, "eos") for text in ("a", "b", "a")])
     scored = judge.score([group], TrainerState(), lambda: None)
     assert scored.metrics["judge/judge/calls"] == 2 and scored.metrics["judge/judge/failed"] == 0
-    assert scored.scores[0] == scored.scores[2] and {*scored.scores} <= {0.0, 0.5, 1.0}
+    (scores,) = scored.scores
+    assert scores[0] == scores[2] and {*scores} <= {0.0, 0.5, 1.0}
     judge.close()
     mx.synchronize()  # what still runs holds its arrays
     assert mx.get_active_memory() <= before
@@ -295,7 +296,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 def scored(model, groups=None) -> list[float | None]:
-    return model.score(groups or golden_groups(), TrainerState(), lambda: None).scores
+    return model.score(groups or golden_groups(), TrainerState(), lambda: None).scores[0]
 
 
 @pytest.mark.parametrize("kind", GOLDEN["models"])

@@ -17,7 +17,6 @@ over `struct seccomp_data`; it sees no memory.
 
 import ctypes
 import errno
-import functools
 import os
 import platform
 import re
@@ -26,11 +25,10 @@ import signal
 import socket
 import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 PR_SET_PDEATHSIG = 1  # numbers of prctl(2), from linux/prctl.h
 PR_SET_SECCOMP = 22
@@ -290,8 +288,8 @@ def program(refusals: Sequence[Refusal], machine: str) -> list[Instruction]:
 
 
 def filter_calls(network: bool, processes: bool = True) -> None:
-    """Install the filter; without `processes` none may be started or signalled. Lets `shutil` copies skip permissions
-    and times, which it refuses. Raises OSError if unsupported."""
+    """Install the filter; without `processes` none may be started or signalled. Copies of `shutil` are without
+    permissions and times. Raises OSError if unsupported."""
     machine = platform.machine()
     if machine not in MACHINES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
@@ -306,13 +304,4 @@ def filter_calls(network: bool, processes: bool = True) -> None:
         header = struct.pack("HP", len(code), ctypes.addressof(instructions))
         prctl(PR_SET_SECCOMP, _MODE_FILTER, ctypes.create_string_buffer(header))
 
-    def forgiving(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def call(*arguments: Any, **options: Any) -> None:
-            with suppress(PermissionError):
-                function(*arguments, **options)
-
-        return call
-
-    for name in ("copymode", "copystat"):
-        setattr(shutil, name, forgiving(getattr(shutil, name)))
+    shutil.copymode = shutil.copystat = lambda *_, **options: None  # which this filter refuses

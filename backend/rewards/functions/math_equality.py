@@ -79,14 +79,9 @@ def _verdict_without_mathematics(reference: str, candidate: str) -> bool | None:
     if not candidate or _WORDS.fullmatch(reference):
         return False
     if _INTEGER.fullmatch(reference) and _INTEGER.fullmatch(candidate):
-        return _canonical_integer(reference) == _canonical_integer(candidate)
+        first, second = (int(text.replace(",", "").replace("−", "-")) for text in (reference, candidate))
+        return first == second
     return None
-
-
-def _canonical_integer(text: str) -> str:
-    # Compared as text: int() raises above 4,300 digits (sys.set_int_max_str_digits).
-    digits = text.replace(",", "").lstrip("+-−").lstrip("0")
-    return ("-" if text[0] in "-−" and digits else "") + digits
 
 
 class _MathVerify:
