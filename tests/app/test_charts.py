@@ -251,7 +251,7 @@ def test_tables_read_back_exactly() -> None:
     assert rows[0] == ["step", "KL", "Late"] and [row[0] for row in rows[1:]] == [*map(str, range(1, 41)), "50"]
     assert [float(row[1]) for row in rows[1:41]] == SPIKY.tolist()
     assert rows[2][2] == repr(1 / 3) and rows[1][2] == "" and rows[-1] == ["50", "", ""]
-    named = [Trace("KL", "kl", X, SPIKY), Trace("Band", "kl", X, SPIKY, SPIKY, SPIKY)]
+    named = [Trace("A", "kl", X, SPIKY, column="KL"), Trace("Band", "kl", X, SPIKY, SPIKY, SPIKY)]
     assert table_text(named).splitlines()[0] == "step,KL,Band,Band low,Band high"
     for axis, head in (("tokens", "tokens,"), ("time", '"working time, ms",')):
         assert table_text(named, SCALES[axis].column).startswith(head), "of a comparison"

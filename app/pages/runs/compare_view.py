@@ -410,7 +410,7 @@ class CompareView(QWidget):
             x, y = self.comparison.curve(run, self._metrics[i], self.axis.key)
             # Cut after the last value: the legend shows it also of a run that ended early.
             end = int(np.flatnonzero(np.isfinite(y))[-1]) + 1 if np.isfinite(y).any() else 0
-            traces.append(Trace(name.letter, f"reward:{name.index}", x[:end], y[:end], columns=(name.title,)))
+            traces.append(Trace(name.letter, f"reward:{name.index}", x[:end], y[:end], column=name.title))
             changes = self.comparison.changes(run, self.axis.key)
             marks += [Mark(place, "change", f"{name.letter}: {sentence}") for place, sentence in changes]
         shown = [trace for trace in traces if trace.has_data]

@@ -22,6 +22,7 @@ class Trace:
     low: np.ndarray | None = None
     high: np.ndarray | None = None
     stacked: bool = False  # an area on top of those before it
+    column: str = ""  # its name in a table, if that is not the label
 
     @property
     def has_data(self) -> bool:

@@ -377,7 +377,8 @@ def table_text(traces: Sequence[Trace], axis: str = "step") -> str:
     """CSV with a row for each place on the axis, a column for each curve and each edge of a band."""
     columns: list[tuple[str, np.ndarray, np.ndarray]] = []
     for trace in traces:
-        parts = {trace.label: trace.y, f"{trace.label} low": trace.low, f"{trace.label} high": trace.high}
+        name = trace.column or trace.label
+        parts = {name: trace.y, f"{name} low": trace.low, f"{name} high": trace.high}
         columns += [(name, trace.x, values) for name, values in parts.items() if values is not None]
     steps = np.unique(np.concatenate([EMPTY, *(x for _, x, _ in columns)]))
     table = np.full((len(columns), len(steps)), np.nan)
