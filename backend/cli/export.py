@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.markdown import Markdown
-from rich.panel import Panel
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from backend.cli.common import AllowCode, AsJson, RunsDir, ignore_sighup, stoppable, tell, tell_error, tell_json, verb
 from backend.cli.completions import checkpoints, run_names
-from backend.cli.display import new_console, new_table
+from backend.cli.display import new_console
 from backend.config.config import Config, load, read
 from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS, settings_of
 from backend.rewards.allowed_code import require_allowed
@@ -168,17 +166,13 @@ def _preview(
     if as_json:
         about = prepared.to_dict() | {"private": private, "account": account, "account_problem": problem}
         return tell_json({"preview": about})
-    console, (_, about, card) = new_console(), prepared.card.split("---\n", 2)
-    console.print(Panel(Markdown(card), title="README.md", title_align="left"))
-    console.print(about, highlight=False, markup=False, style="dim")
-    table = new_table("file", "size", right=slice(1, 2), header_style="dim")
+    tell(prepared.card)
     for name, size in prepared.files():
-        table.add_row(name, gigabytes(size))
-    console.print(table)
+        tell(f"{gigabytes(size):>10}  {name}")
     target = f"{prepared.repo_id}, {'private' if private else 'public'}"
-    console.print(f"\n{gigabytes(prepared.bytes)} would go to {target}. Nothing has been sent.", highlight=False)
-    console.print(f"Logged in as {account['name']} ({account['source']})." if account else problem, highlight=False)
-    console.print(f"The card can be edited: {prepared.folder / 'README.md'}", highlight=False, soft_wrap=True)
+    tell(f"\n{gigabytes(prepared.bytes)} would go to {target}. Nothing has been sent.")
+    tell(f"Logged in as {account['name']} ({account['source']})." if account else problem)
+    tell(f"The card can be edited: {prepared.folder / 'README.md'}")
 
 
 def full_repo_id(run: RunFolder, repo: str, account: dict[str, Any] | None) -> str:

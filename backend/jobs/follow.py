@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -92,7 +91,6 @@ class Follower:
         report_health(self.log, config.model_dump(), events)
         # TRL names rewards by functions, which need names of Python.
         self.rewards = {name: metric for metric, name in reward_names(config).items()}
-        self.gpu: list[float] = []  # its use since the last step
         self.tail: deque[str] = deque(maxlen=LAST_LINES)
         self.heard: queue.Queue[tuple[int, str] | JobInfo | UserError | None] = queue.Queue()
 
@@ -104,7 +102,6 @@ class Follower:
         """Returns (exit code, sentence) once the job has ended."""
         self.log.write("phase", phase="loading")
         threading.Thread(target=self._listen, name="job log", daemon=True).start()
-        threading.Thread(target=self._watch_gpu, name="job GPU", daemon=True).start()
         looked, status = 0.0, ""
         while True:
             self._obey()
@@ -150,13 +147,6 @@ class Follower:
                 is_told = True
                 time.sleep(RETRY_S)
 
-    def _watch_gpu(self) -> None:
-        while True:
-            with suppress(Exception):  # of any kind: the chart is then empty for a while
-                for share in hub_jobs.gpu_use(self.job):
-                    self.gpu.append(share)
-            time.sleep(RETRY_S)
-
     def _obey(self) -> None:
         if not (word := read_word(self.run.control)):
             return
@@ -195,9 +185,8 @@ class Follower:
         logs = report["logs"]
         found = {name: value for name, value in logs.items() if is_number(value) and not _TIMED.fullmatch(name)}
         if "loss" in logs:
-            self.step, shares, self.gpu = step, self.gpu, []
-            use = {"process/gpu_use": fmean(shares)} if shares else {}
-            self.log.write("step", step=step, metrics=self._metrics(found) | use, line=number)
+            self.step = step
+            self.log.write("step", step=step, metrics=self._metrics(found), line=number)
         elif "test_runtime" in logs:
             test = {name.removeprefix("eval_test_"): value for name, value in found.items()}
             self.log.write("eval", step=step, split="test", metrics=self._metrics(test), line=number)

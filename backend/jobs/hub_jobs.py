@@ -110,13 +110,6 @@ def log_lines(job: JobFile) -> Iterator[str]:
     return iter(_api().fetch_job_logs(job_id=job.id, namespace=job.owner, follow=True))
 
 
-def gpu_use(job: JobFile) -> Iterator[float]:
-    """The share of the time in which the job's GPU is busy, every second. Raises errors of huggingface_hub."""
-    for found in _api().fetch_job_metrics(job_id=job.id, namespace=job.owner, follow=True):
-        for gpu in (found.get("gpus") or {}).values():
-            yield gpu["utilization"] / 100
-
-
 def inspect(job: JobFile) -> JobInfo:
     """Raises errors of huggingface_hub."""
     return _api().inspect_job(job_id=job.id, namespace=job.owner)

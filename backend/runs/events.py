@@ -160,37 +160,23 @@ def after_last_newline(file: Any) -> bytes:
 
 
 class EventLog(JsonLines):
-    """Writes a run's events.jsonl. `echo` and `followers` are called with each event."""
+    """Writes a run's events.jsonl. `followers`, of which `echo` is the first, are called with each event."""
 
     def __init__(self, path: Path, echo: Callable[[Event], object] | None = None) -> None:
         super().__init__(path)
         last = [event["seq"] for event in event_ends(path) if is_step(event.get("seq"))]
         self.seq = last[-1] + 1 if last else 0
-        self._echo = echo
-        self.followers: list[Callable[[Event], None]] = []
-        self._echo_error: DiskError | None = None
+        self.followers: list[Callable[[Event], object]] = [] if echo is None else [echo]
 
     def write(self, kind: str, **fields: Any) -> Event:
-        """Append one event and return it. Raises DiskError with nothing written, or as `echo` did at the last event."""
-        if (error := self.take_echo_error()) is not None:
-            raise error
+        """Append one event and return it. Raises DiskError with nothing written."""
         times = {} if "t" in fields else {"t": time.time(), "mono": round(time.monotonic(), 3)}
         event = json_safe({"v": RUN_FORMAT, "seq": self.seq, **times, "kind": kind, **fields})
         self.append(event)
         self.seq += 1
-        if self._echo is not None:
-            try:
-                self._echo(event)
-            except DiskError as error:
-                self._echo_error = error
         for follow in self.followers:
             follow(event)
         return event
-
-    def take_echo_error(self) -> DiskError | None:
-        """The error of the last echo that no `write` has raised yet; once."""
-        error, self._echo_error = self._echo_error, None
-        return error
 
 
 class Follower:

@@ -122,13 +122,16 @@ def _reward(line: bytes) -> float | None:
 
 
 def newest_evaluation(event_log: Path) -> Event | None:
-    """The last evaluation on held-out prompts, not of the test split, in the last REACH bytes of an event log."""
+    """The last evaluation on held-out prompts in the last REACH bytes of an event log."""
     with suppress(OSError), open_regular(event_log) as file:
-        for line in lines_from_end(file):
-            event = parse_line(line) if EVALUATION_KIND in line else None
-            if event is not None and event.get("kind") == "eval" and event.get("split") != "test":
-                return event
+        return next(_held_out(lines_from_end(file)), None)
     return None
+
+
+def _held_out(lines: Iterable[bytes]) -> Iterator[Event]:
+    """The evaluations among the lines of an event log, without those of the test split."""
+    events = (parse_line(line) or {} for line in lines if EVALUATION_KIND in line)
+    return (event for event in events if event.get("kind") == "eval" and event.get("split") != "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,15 +318,11 @@ def result_of(
 
 
 def evaluations(run: RunFolder, measure: str = "reward") -> list[tuple[int, float]]:
-    """(step, measure) of every evaluation on held-out prompts. Parses only the evaluations of the event log."""
-    found: list[tuple[int, float]] = []
+    """(step, measure) of every evaluation on held-out prompts."""
     with suppress(OSError), open_regular(run.events) as file:
-        for line in file:
-            event = (parse_line(line) or {}) if EVALUATION_KIND in line else {}
-            step, value = event.get("step"), (event.get("metrics") or {}).get(measure)
-            if event.get("split") != "test" and isinstance(step, int) and isinstance(value, int | float):
-                found.append((step, float(value)))
-    return found
+        values = [(event.get("step"), (event.get("metrics") or {}).get(measure)) for event in _held_out(file)]
+        return [(step, float(value)) for step, value in values if step is not None and value is not None]
+    return []
 
 
 def compare(runs: Sequence[RunFolder]) -> tuple[dict[str, list[Any]], list[RunResult]]:
@@ -417,8 +416,8 @@ def _folder_size(folder: Path) -> int:
 def spare_checkpoints(run: RunFolder) -> list[Checkpoint]:
     """Complete checkpoints that are neither the best nor the newest, oldest first."""
     checkpoints = all_checkpoints(run)
-    kept = [best_of(checkpoints), *checkpoints[-1:]]
-    return [saved for saved in checkpoints if saved not in kept]
+    best = best_of(checkpoints)
+    return [saved for saved in checkpoints[:-1] if saved != best]
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,11 +429,8 @@ class FreeableSpace:
 
 def freeable_space(runs: Iterable[RunFolder]) -> list[FreeableSpace]:
     """The runs that have checkpoints to spare and are not being trained, the largest saving first."""
-    found: list[FreeableSpace] = []
-    for run in runs:
-        spare = spare_checkpoints(run)
-        if spare and not run.is_locked():
-            found.append(FreeableSpace(run, tuple(spare), sum(_folder_size(saved.path) for saved in spare)))
+    spare = ((run, tuple(spare_checkpoints(run))) for run in runs if not run.is_locked())
+    found = [FreeableSpace(run, saved, sum(_folder_size(each.path) for each in saved)) for run, saved in spare if saved]
     return sorted(found, key=lambda space: -space.bytes)
 
 

@@ -283,8 +283,7 @@ def write_ending(event_log: EventLog, ending: Ending) -> Ending:
         event_log.write(ending.kind, **event)
     except DiskError as error:
         return after_fault(ending, error)
-    error = event_log.take_echo_error()
-    return after_fault(ending, error) if error else ending
+    return ending
 
 
 def after_fault(ending: Ending, error: DiskError) -> Ending:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ import yaml
 
 from backend.export.export_run import Export, export_run
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
-from backend.jobs import follow, hub_jobs
-from backend.jobs.job_file import JobFile, read_job
+from backend.jobs import follow
+from backend.jobs.job_file import read_job
 from backend.runs.archive import summary
 from backend.runs.completion_rows import parse_group_row
 from backend.runs.events import read_events
@@ -82,23 +82,11 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def test_a_job_is_a_run(
-    hub: HubStandIn, config: Path, tmp_path: Path, trained: tuple[Path, mx.array], monkeypatch: pytest.MonkeyPatch
-):
-    """With a real process for the job: log, metrics, use of its GPU, completions, and the adapter with its logits."""
-    (adapter, logits), watched, gpu_use = trained, threading.Event(), hub_jobs.gpu_use
-
-    def watch(job: JobFile) -> Iterator[float]:
-        for number, share in enumerate(gpu_use(job)):
-            yield share
-            if number:  # and the follower has it
-                watched.set()
-
-    monkeypatch.setattr(hub_jobs, "gpu_use", watch)
+def test_a_job_is_a_run(hub: HubStandIn, config: Path, tmp_path: Path, trained: tuple[Path, mx.array]):
+    """With a real process for the job: log, metrics, completions, and the adapter with its logits."""
+    adapter, logits = trained
 
     def work(job: Job) -> None:
-        job.gpu += [40, 60]
-        assert watched.wait(60)
         folder = hub.folder_of(job, tmp_path / "job")
         command = [sys.executable, job_script.__file__, str(adapter), "4"]
         environment = os.environ | job.spec["environment"] | job.spec["secrets"]
@@ -122,7 +110,6 @@ def test_a_job_is_a_run(
     assert (started["iterations"], started["device"][:8]) == (4, "t4-small")
     steps = events(run, "step")
     assert [step["step"] for step in steps] == [*STEPS]
-    assert [step["metrics"].pop("process/gpu_use", None) for step in steps] == [0.5, None, None, None]
     expected = {"loss": 0.25, "reward": 0.2, "reward_std": 0.2, "kl": 0.01, "time/step": 4.0}
     expected |= {"clip_ratio_total": 0.03, "rewards/low-half/mean": 1.0}
     assert steps[1]["metrics"] == expected | {"frac_reward_zero_std": 0.25, "frac_groups_without_signal": 0.25}

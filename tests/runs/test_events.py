@@ -33,7 +33,6 @@ from backend.runs.metric_names import (
 from backend.runs.run_folder import RunFolder, hold_lock, make_run_folder
 from backend.runs.run_search import search
 from backend.runs.sweep import parse_sweep
-from backend.utils.disk import DiskError
 from tests.support import diaries
 from tests.support.cases import cases
 from tests.support.diaries import recording
@@ -200,26 +199,6 @@ def test_a_state_follows_from_the_event_log_and_the_lock(run: RunFolder) -> None
     for ending in ("failed", "stopped", "finished"):
         event_log.write(ending, step=1, sentence="So it ended.")
         assert state() == ending
-
-
-def test_a_fault_of_the_echo_is_raised_by_the_next_event_so_that_this_one_counts(tmp_path: Path) -> None:
-    """A log that could not be written once ended a run between an evaluation's event and its place in the checkpoint:
-    it stood there twice after a resume."""
-    echoed: list[str] = []
-
-    def echo(event: Event) -> None:
-        echoed.append(event["kind"])
-        if event["kind"] == "eval":
-            raise DiskError("log.txt cannot be written: no space left on device.")
-
-    event_log = EventLog(tmp_path / "events.jsonl", echo)
-    assert event_log.write("eval", step=2)["seq"] == 0
-    with pytest.raises(DiskError, match=r"log\.txt"):
-        event_log.write("note", sentence="Not written.")
-    event_log.write("step", step=3)
-    event_log.close()
-    assert echoed == ["eval", "step"] == [event["kind"] for event in read_events(tmp_path / "events.jsonl")]
-    assert event_log.take_echo_error() is None
 
 
 RAW = {"model": "m", "data": "d", "steps_per_eval": 5, "eval_data": {"hard": "h", "very_hard": "v"}}

@@ -102,8 +102,6 @@ class Job:
     stage: str = "RUNNING"
     message: str | None = None
     lines: list[str] = field(default_factory=list[str])
-    gpu: list[int] = field(default_factory=list[int])
-    """Percent that its GPU is busy, once a second."""
 
     def is_over(self) -> bool:
         return self.stage not in ("SCHEDULING", "RUNNING")
@@ -505,11 +503,9 @@ class HubHandler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection, sent = True, 0
-        events: list[Any] = job.lines if stream == "/logs" else job.gpu
-        while not (job.is_over() and sent == len(events)) and not self.stand_in.down:
-            for each in events[sent : (sent := len(events))]:
-                gpus = {"a": {"utilization": each, "memory_used_bytes": 1, "memory_total_bytes": 2}}
-                event = json.dumps({"data": each, "timestamp": TIME} if stream == "/logs" else {"gpus": gpus})
+        while not (job.is_over() and sent == len(job.lines)) and not self.stand_in.down:
+            for line in job.lines[sent : (sent := len(job.lines))]:
+                event = json.dumps({"data": line, "timestamp": TIME})
                 with contextlib.suppress(OSError):
                     self.wfile.write(f"data: {event}\n\n".encode())
             time.sleep(0.01)
