@@ -223,12 +223,8 @@ def paths_of(images: Sequence[Path] | None) -> list[str]:
     return [str(user_path(str(file), "image", Path.cwd())) for file in images or []]
 
 
-def answer(
-    chat: Chat, question: ChatQuestion, sides: Sequence[SideName], texts: dict[SideName, str] | None
-) -> list[Reply]:
-    """Generate the answers of the sides in turn. With `texts`, print and collect them as they arrive."""
-    if texts is None:
-        return [chat.reply(question, [side])[side] for side in sides]
+def answer(chat: Chat, question: ChatQuestion, sides: Sequence[SideName], texts: dict[SideName, str]) -> list[Reply]:
+    """Generate the answers of the sides in turn; print them, and collect them in `texts`, as they arrive."""
     from backend.cli.display import new_console
 
     def print_text(side: SideName, text: str) -> None:
@@ -308,7 +304,8 @@ def generate(
         raise UserError("prompt", "The prompt is empty.")
     place = None if row is None else row - 1
     question = asking.question(config, prompt or "", row=place, answer=expected, images=paths_of(images))
-    replies = answer(chat, question, list(sides), None if as_json else {})
+    silent = (chat.reply(question, [side])[side] for side in sides)
+    replies = list(silent) if as_json else answer(chat, question, list(sides), {})
     scored = score(config, replies, show=not as_json) if with_scores else []
     if not as_json:
         return

@@ -14,7 +14,7 @@ VERBS: dict[str, tuple[str, ...]] = {
 }
 """Title of a group → its verbs, in the order of the help page."""
 MODULES = {
-    **dict.fromkeys(("resume", "demo"), "train"),
+    **dict.fromkeys(("resume", "job", "demo"), "train"),
     **dict.fromkeys(("change", "clone", "doctor", "compare", "track", "replay"), "runs"),
     **dict.fromkeys(("import", "validate"), "check"),
     **dict.fromkeys(("where", "machines", "bench", "serve"), "machine"),

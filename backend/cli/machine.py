@@ -4,7 +4,6 @@ import os
 import shutil
 import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,12 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from backend.cli.common import BUG, FINISHED, STOPPED, USER_ERROR, AsJson, tell, tell_error, tell_json, verb
+from backend.runs.run_record import file_sizes
 from backend.trainer.memory.estimate import format_bytes
 from backend.utils import places
 from backend.utils.disk import gigabytes
 from backend.utils.errors import UserError
 from backend.utils.file_lock import is_held
-from backend.utils.files import is_folder, walk
+from backend.utils.files import is_folder
 from backend.utils.hub_cache import hub_cache
 from backend.utils.text import quote
 
@@ -73,11 +73,9 @@ def where(
         ]
     stored: list[dict[str, Any]] = []
     for key, title, path, remedy in rows:
-        below = (entry for entry in walk(path) if not entry.is_dir(follow_symlinks=False))
-        sizes: list[int] = []
-        for file in settings if key == "settings" else below:
-            with suppress(OSError):  # deleted in the meantime
-                sizes.append(os.lstat(file).st_size)  # what a link points to counts where it lies
+        sizes = [file.lstat().st_size for file in settings]
+        if key != "settings":
+            sizes = [size for _, size in file_sizes(path)]
         about = {"key": key, "title": title, "path": str(path), "bytes": sum(sizes), "files": len(sizes)}
         stored.append(about | {"is_shared": key in ("kernels", "hub"), "remedy": remedy})
     if as_json:

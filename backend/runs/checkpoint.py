@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,9 +44,9 @@ from backend.runs.saved_weights import (
     Part,
     TrainingState,
     all_checkpoints,
-    best_of,
     find_checkpoint,
     read_checkpoint,
+    spare_checkpoints,
 )
 from backend.trainer.machine import gpu_error
 from backend.trainer.not_finite import weights_error
@@ -128,11 +128,8 @@ def newest(run: RunFolder) -> Checkpoint | None:
 
 
 def rotate(run: RunFolder, keep: int) -> None:
-    checkpoints = all_checkpoints(run)
-    best = best_of(checkpoints)
-    for saved in checkpoints[:-keep]:
-        if saved != best:
-            remove_folder(saved.path)
+    for saved in spare_checkpoints(run, keep):
+        remove_folder(saved.path)
     # What a process left that was killed while it saved or deleted a checkpoint
     for folder in (run.path, run.adapters):
         with contextlib.suppress(OSError):
@@ -175,7 +172,7 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[DamagedCheckpo
 def set_aside(damaged: DamagedCheckpoint) -> str:
     """Rename a damaged checkpoint's folder, so that nobody reads it; returns a message. Raises UserError."""
     name = f"damaged-{damaged.path.name}"
-    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     aside = next(path for path in map(damaged.path.with_name, names) if not path.exists())
     try:
         damaged.path.rename(aside)

@@ -25,12 +25,20 @@ AGAINST_DEFAULTS = ("learning_rate", "grpo_loss_type", "beta", "group_size", "te
 """Settings that name a run without one to compare it with."""
 FIRST = ("train_mode", *AGAINST_DEFAULTS[:5], "reward_functions", "model", "train_type", "rank")
 """Settings that come first in a name."""
-SHORT = {"learning_rate": "lr", "group_size": "group", "batch_size": "batch", "temperature": "temp", "beta": "KL"}
-SHORT |= {"grpo_loss_type": "", "train_mode": "", "train_type": "", "model": "", "reward_functions": ""}
-SHORT |= {"iters": "steps"}
+SHORT = {
+    "learning_rate": "lr",
+    "group_size": "group",
+    "batch_size": "batch",
+    "temperature": "temp",
+    "beta": "KL",
+    **dict.fromkeys(("grpo_loss_type", "train_mode", "train_type", "model", "reward_functions"), ""),
+    "iters": "steps",
+}
 """Short names of settings; a setting with an empty one is told by its value alone."""
-UNTOLD = {"data", "run_name", "lm_studio_name", "report_to", "steps_per_report", "save_every", "val_batches"}
-UNTOLD |= {"best_is_lowest"}  # which the mode sets
+UNTOLD = {
+    *("data", "run_name", "lm_studio_name", "report_to", "steps_per_report", "save_every", "val_batches"),
+    "best_is_lowest",  # which the mode sets
+}
 _DEFAULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
 """A folder's default name: model and kind of training, timestamp, and a number if that name existed already."""
 _CLONE = re.compile(r".+-from-\d+(-\d+)?")

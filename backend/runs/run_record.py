@@ -23,7 +23,7 @@ from backend.runs.archive import Summary, first_and_last_means, raw_settings
 from backend.runs.events import EVALUATION_KIND, Event, is_number, lines_from_end, parse_line
 from backend.runs.metric_names import MEASURES, measure_of
 from backend.runs.run_folder import RunFolder, hold_lock
-from backend.runs.saved_weights import Checkpoint, all_checkpoints, best_of
+from backend.runs.saved_weights import Checkpoint, spare_checkpoints
 from backend.runs.steering import read_changes
 from backend.utils.disk import remove_folder, replace_file
 from backend.utils.documents import read_json
@@ -394,13 +394,14 @@ def disk_use(run: RunFolder) -> dict[str, int]:
     """Part (a key of PARTS) → bytes, the largest first. Links are not followed."""
     sizes: Counter[str] = Counter()
     start = len(os.fspath(run.path)) + 1
-    for path, size in _files(run.path):
+    for path, size in file_sizes(run.path):
         part = path[start:].split(os.sep, 1)[0]
         sizes[part if part in PARTS else "other"] += size
     return {part: size for part, size in sizes.most_common() if size}
 
 
-def _files(folder: Path) -> Iterator[tuple[str, int]]:
+def file_sizes(folder: Path) -> Iterator[tuple[str, int]]:
+    """(path, bytes) of everything below a folder that is none itself; of a link, its own."""
     for entry in walk(folder):
         try:
             if not entry.is_dir(follow_symlinks=False):
@@ -410,14 +411,7 @@ def _files(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _folder_size(folder: Path) -> int:
-    return sum(size for _, size in _files(folder))
-
-
-def spare_checkpoints(run: RunFolder) -> list[Checkpoint]:
-    """Complete checkpoints that are neither the best nor the newest, oldest first."""
-    checkpoints = all_checkpoints(run)
-    best = best_of(checkpoints)
-    return [saved for saved in checkpoints[:-1] if saved != best]
+    return sum(size for _, size in file_sizes(folder))
 
 
 @dataclass(frozen=True, slots=True)

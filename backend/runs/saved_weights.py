@@ -120,8 +120,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     if not isinstance(saved, dict) or not any((folder / name).exists() for name in WEIGHT_FILES):
         return None
     files = saved.get("files")  # absent in the checkpoints of earlier versions, which always wrote the optimizer
-    has_optimizer = not isinstance(files, dict) or OPTIMIZER_FILE in files
-    if has_optimizer and not (folder / OPTIMIZER_FILE).exists():
+    if (not isinstance(files, dict) or OPTIMIZER_FILE in files) and not (folder / OPTIMIZER_FILE).exists():
         return None
     names = [field.name for field in fields(TrainingState)]
     missing = tuple(name for name in names if name not in saved and name not in NEUTRAL)
@@ -142,6 +141,13 @@ def best_of(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
         if saved.state.score_series == newest
     ]
     return max(ranked, key=lambda entry: entry[:2])[2] if ranked else None
+
+
+def spare_checkpoints(run: RunFolder, keep: int = 1) -> list[Checkpoint]:
+    """Complete checkpoints that are neither the best nor among the newest `keep`, oldest first."""
+    checkpoints = all_checkpoints(run)
+    best = best_of(checkpoints)
+    return [saved for saved in checkpoints[:-keep] if saved != best]
 
 
 def find_checkpoint(run: RunFolder, which: str) -> Checkpoint:

@@ -8,7 +8,7 @@ import itertools
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +25,6 @@ from backend.utils.files import user_path
 from backend.utils.text import SENTENCE, cut_in_the_middle, quote
 
 ROUND_STEPS = 10  # of a run before the next one has its turn
-KEYS = (
-    *("name", "base", "search", "over", "trials", "search_seed", "seeds", "halving", "metric", "rank_by"),
-    "round_steps",
-)
 DISTRIBUTIONS = ("uniform", "log_uniform")
 FIXED = {
     "seed": "seeds go under seeds",
@@ -134,6 +130,9 @@ class SweepPlan:
         """The length of every run in steps; None where the dataset decides (`epochs`, `stages`)."""
         config = parse(self.base)
         return None if config.epochs or config.stages else config.iters
+
+
+KEYS = tuple(field.name for field in fields(SweepPlan) if field.name not in ("configurations", "origin"))
 
 
 def text_of(value: Any) -> str:

@@ -147,7 +147,7 @@ def preview_row(call: QuestionCall, settings: Settings, split: str, index: int) 
     answer |= {"pieces": [], "images": [], "has_template": True, "faults": []}
     if not is_warm(config):
         call.report(_with_prompt(answer, index, row, None, config, source) | {"loading": True})
-    tokenizer = _tokenizer(config, answer)
+    tokenizer, answer["faults"] = _tokenizer(config)
     call.check()
     return _with_prompt(answer, index, row, tokenizer, config, source)
 
@@ -178,9 +178,8 @@ def preview_counts(call: QuestionCall, settings: Settings, split: str, most: int
     """`PromptLengths.summary` and `no_tokens`, the reason why there are no lengths. Reports the same while it counts
     the first `most` rows, or all, in `preview_order`."""
     config, opened, _, _ = _open_split(settings, split)
-    answer: dict[str, Any] = {"faults": []}
-    tokenizer = _tokenizer(config, answer)
-    no_tokens = answer["faults"][0]["sentence"] if tokenizer is None else ""
+    tokenizer, faults = _tokenizer(config)
+    no_tokens = faults[0]["sentence"] if faults else ""
     tally = _tally(opened, split, config, tokenizer)
     indices = islice(preview_order(len(tally.rows)), most)
     last_report = time.monotonic()
@@ -222,12 +221,12 @@ def _open_split(settings: Settings, split: str) -> tuple[Config, Splits, Any, st
     return config, opened, opened.rows(split), opened.source_of(split, config.data)
 
 
-def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:
+def _tokenizer(config: Config) -> tuple[Any, list[dict[str, str]]]:
+    """The tokenizer and no faults, or None and the reasons."""
     try:
-        return tokenizer_for(config)
+        return tokenizer_for(config), []
     except UserError as mistake:
-        answer["faults"] = [fault.to_dict() for fault in mistake.faults]
-        return None
+        return None, [fault.to_dict() for fault in mistake.faults]
 
 
 def _tools_of(config: Config) -> tuple[ToolSchemas, str]:
