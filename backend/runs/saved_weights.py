@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -63,20 +63,14 @@ class TrainingState:
 
 
 _STATE = TypeAdapter(TrainingState)
-NEUTRAL = (
-    *("began", "score_metric", "best_is_lowest", "score_series", "stream_first", "dtype", "warmup_end"),
-    *("ended_epoch", "score_sum", "scored_steps"),
-)
-"""Fields that earlier versions lack, where the default is their value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint on disk. `filled_in`: fields that an earlier version has not written. `sums`: checksums."""
+    """A complete checkpoint on disk. `sums`: checksums of its files."""
 
     path: Path
     state: TrainingState
-    filled_in: tuple[str, ...] = ()
     sums: Any = None
 
     @property
@@ -117,17 +111,15 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         saved: Any = parse_loose_json(read_text(folder / "state.json", "checkpoint"))
     except (UserError, ValueError):
         return None
-    if not isinstance(saved, dict) or not any((folder / name).exists() for name in WEIGHT_FILES):
+    if not isinstance(saved, dict) or "step" not in saved:
+        return None
+    if not any((folder / name).exists() for name in WEIGHT_FILES):
         return None
     files = saved.get("files")  # absent in the checkpoints of earlier versions, which always wrote the optimizer
     if (not isinstance(files, dict) or OPTIMIZER_FILE in files) and not (folder / OPTIMIZER_FILE).exists():
         return None
-    names = [field.name for field in fields(TrainingState)]
-    missing = tuple(name for name in names if name not in saved and name not in NEUTRAL)
-    known = {name: saved[name] for name in names if name in saved}
     with suppress(ValidationError):
-        state = _STATE.validate_json(json.dumps(known), strict=True)
-        return None if "step" in missing else Checkpoint(folder, state, missing, files)
+        return Checkpoint(folder, _STATE.validate_json(json.dumps(saved), strict=True), files)
     return None
 
 

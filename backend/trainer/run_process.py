@@ -139,10 +139,6 @@ def open_run(
     trainer = Trainer(settings, run, EventLog(run.events, echo), steering, keep_words=keep_words)
     for sentence in notes:
         trainer.warn(sentence)
-    # `lengths_at` finds the lengths without the checkpoint.
-    if lacks := [name for name in (saved.filled_in if saved else ()) if not name.endswith("_bytes")]:
-        about = f"The checkpoint of step {step} is of an earlier version, which recorded no {', '.join(lacks)}"
-        trainer.note(f"{about}; the run continues with their initial values.")
     return trainer, saved
 
 
