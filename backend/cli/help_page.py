@@ -16,7 +16,7 @@ VERBS: dict[str, tuple[str, ...]] = {
 MODULES = {
     **dict.fromkeys(("resume", "job", "demo"), "train"),
     **dict.fromkeys(("change", "clone", "doctor", "compare", "track", "replay"), "runs"),
-    **dict.fromkeys(("import", "validate"), "check"),
+    **dict.fromkeys(("estimate", "import", "validate"), "check"),
     **dict.fromkeys(("where", "machines", "bench", "serve"), "machine"),
     "generate": "chat",
     "sessions": "endpoint",

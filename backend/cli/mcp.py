@@ -22,10 +22,11 @@ from backend.config.config import Config, dump, parse, problems, resolve_paths
 from backend.config.other_programs.translation import read_file
 from backend.runs.completion_rows import CompletionIndex
 from backend.runs.events import Follower, read_events
+from backend.runs.queue import start_training
 from backend.runs.run_folder import RunFolder, all_runs, default_run_name, find_run, make_run_folder
 from backend.runs.run_record import read_record
 from backend.runs.run_search import all_keys, search
-from backend.utils.child_process import POLL_S, start_beside
+from backend.utils.child_process import POLL_S
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
@@ -94,11 +95,11 @@ class RunTools:
         kind = config.model, config.train_type, config.train_mode
         folder = make_run_folder(name or config.run_name or default_run_name(*kind), self._runs_dir)
         replace_file(folder.config, dump(config, origin))
-        return await self._begun(folder, "train", "--run")
+        return await self._begun(folder)
 
     async def resume_run(self, run: str) -> dict[str, Any]:
         """Continue a run that was stopped or has crashed, from its newest checkpoint."""
-        return await self._begun(self._run(run), "resume")
+        return await self._begun(self._run(run))
 
     def control_run(self, run: str, word: Literal["pause", "resume", "save", "stop"]) -> str:
         """Pause a training run, let it go on, save a checkpoint, or save and stop it, after the present step."""
@@ -143,13 +144,12 @@ class RunTools:
             written.flush()
             return await self._verb(name, written.name, "--json")
 
-    async def _begun(self, folder: RunFolder, *command: str) -> dict[str, Any]:
+    async def _begun(self, folder: RunFolder) -> dict[str, Any]:
         """Start a trainer that outlives this server, and wait for its first sign. Raises UserError."""
         follower = Follower(folder.events)
         while follower.read():  # what was there before
             pass
-        with folder.log.open("ab") as log:
-            process = start_beside(backend_command(*command, str(folder.path)), folder.path, log)
+        process = start_training(folder)
         for _ in range(int(FIRST_SIGN_S / POLL_S)):
             await asyncio.sleep(POLL_S)
             new = follower.read()

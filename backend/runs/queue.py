@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -219,17 +220,20 @@ def training_run(folder: Path | None = None) -> RunFolder | None:
     return None
 
 
-def train_in_process(run: RunFolder) -> int:
-    """Train or resume a run in a process that survives the runner. → exit code, −n for a signal."""
+def start_training(run: RunFolder) -> subprocess.Popen[bytes]:
+    """Train or resume a run in a process that outlives this one."""
     verb = ("train", "--run") if is_fresh(run) else ("resume",)
     with run.log.open("ab") as log:
-        return start_beside(backend_command(*verb, str(run.path)), run.path, log).wait()
+        return start_beside(backend_command(*verb, str(run.path)), run.path, log)
 
 
 def train_queue(
-    queue: QueueFile, say: Callable[[str], None], train: Callable[[RunFolder], int] = train_in_process
+    queue: QueueFile,
+    say: Callable[[str], None],
+    train: Callable[[RunFolder], int] = lambda run: start_training(run).wait(),
 ) -> End:
-    """Train until the queue is empty or paused; returns which. Raises UserError where another process runs it."""
+    """Train until the queue is empty or paused; returns which. `train` returns an exit code, −n for a signal. Raises
+    UserError where another process runs the queue."""
     lock: int | None = queue.hold_runner_lock()
     try:
         while True:

@@ -75,7 +75,6 @@ def chat_reply(
     from backend.sampling.sampler import Sampling
 
     texts: dict[str, str] = {}
-    begun: set[str] = set()
     last = 0.0
 
     def send() -> None:
@@ -86,8 +85,7 @@ def chat_reply(
 
     def add(side: str, text: str) -> None:
         texts[side] = texts.get(side, "") + text
-        if side not in begun or time.monotonic() - last > REPORT_EVERY_S:
-            begun.add(side)
+        if time.monotonic() - last > REPORT_EVERY_S:
             send()
 
     def on_turns(side: str, turns: Sequence[AnswerTurn]) -> None:

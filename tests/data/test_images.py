@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from backend.cli.estimate import longest_prompt
+from backend.cli.check import longest_prompt
 from backend.config.config import Config, parse
 from backend.data.files import read_file
 from backend.data.labels import LabelledRows
