@@ -38,7 +38,6 @@ from backend.runs.run_folder import RunFolder
 from backend.utils import about, machine
 from backend.utils.about import EMPTY, LOG_LINES, ProblemFacts, report
 from backend.utils.command import backend_command
-from backend.utils.places import project_root
 
 if TYPE_CHECKING:
     from app.state.run import Run
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 STANDARD = QKeySequence.StandardKey
 YAML = "Config (*.yaml)"
-DOCUMENTS = {"What is stored where": "runs.md"}  # heading of a section → file in docs/
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,13 +240,13 @@ class Menus(QObject):
     def _fill_recent(self) -> None:
         self.recent.clear()
         prefs = self._window.session.prefs
-        existing = [path for path in prefs.recent_files if path.exists()]
+        existing = [path for path in map(Path, prefs.used("config")) if path.exists()]
         for path in existing:
             text = f"{path.name}  –  {path.parent}".replace("&", "&&")
             self.recent.addAction(text, partial(self._window.files.open_path, path))
         if existing:
             self.recent.addSeparator()
-        clear = self.recent.addAction("Clear the list", partial(prefs.settings.remove, "recent_files"))
+        clear = self.recent.addAction("Clear the list", partial(prefs.settings.remove, "used_config"))
         clear.setEnabled(bool(existing))
 
     def _action(self, entry: Entry, call: Callable[[], object] | None = None) -> QAction:
@@ -386,10 +384,7 @@ class HelpMenu(QObject):
         self.show_guide(GLOSSARY)
 
     def show_files(self) -> None:
-        title = "What is stored where"
-        text = (project_root() / "docs" / DOCUMENTS[title]).read_text(encoding="utf-8")
-        section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
-        TextDialog(title, section, self._window).show()
+        self.show_guide("../runs.md#stored")
 
     def show_shortcuts(self) -> None:
         def plain(action: QAction) -> str:
@@ -405,7 +400,7 @@ class HelpMenu(QObject):
                 keys = f"<b>{escape(key_name(row.shortcut()))}</b>"
                 parts.append(f"<tr><td>{plain(row)}</td><td align='right'>{keys}</td></tr>")
             parts.append("</table>" if rows else "")
-        TextDialog("Keyboard shortcuts", "".join(parts), self._window, is_html=True).show()
+        TextDialog("Keyboard shortcuts", "".join(parts), self._window).show()
 
     def show_about(self) -> None:
         computes = machine.chip() if machine.has_gpu() else ""

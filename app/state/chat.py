@@ -291,14 +291,10 @@ class ChatWithModel(QObject):
             answer.problem = " ".join(error["sentence"] for error in errors if error)
             self._tell(index, side, answer)
 
-        def on_refused(faults: list[ConfigProblem]) -> None:
-            answer.problem = _sentences(faults)
-            self._tell(index, side, answer)
-
         self._service.ask(
             "score",
             on_scores,
-            on_refused=on_refused,
+            on_refused=lambda faults: on_scores({"failed": {"sentence": _sentences(faults)}}),
             settings=chosen,
             groups=[answer.group],
             with_cases=False,

@@ -1,8 +1,10 @@
 """The form's dataset as the helper process reads it."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -47,13 +49,8 @@ class Counts:
 
     def percentile(self, percent: float) -> int:
         """The least length that so many percent of the prompts do not exceed."""
-        wanted = sum(rows for _, rows in self.lengths) * percent / 100
-        passed = 0
-        for tokens, rows in self.lengths:
-            passed += rows
-            if passed >= wanted:
-                return tokens
-        return 0
+        passed = list(accumulate(rows for _, rows in self.lengths))
+        return self.lengths[bisect_left(passed, passed[-1] * percent / 100)][0] if passed else 0
 
     def too_long(self, limit: int) -> tuple[int, bool]:
         """(rows with a prompt of more than `limit` tokens, True if all rows were counted)."""

@@ -293,10 +293,10 @@ class Draft(QObject):
         self.close_file_problems()
         self.saved.emit()
 
-    def restore(self, path: Path | None) -> list[ConfigProblem]:
+    def restore(self, path: Path | None) -> None:
         """Restore the autosaved form and its file, if that can still be read."""
         assert self.autosave is not None
-        values, faults = values_from(config.read(self.autosave))
+        values, _ = values_from(config.read(self.autosave))
         self._values, self._on_disk, self.path = values, copy.deepcopy(values), None
         if path is not None and exists(path):
             try:
@@ -306,7 +306,6 @@ class Draft(QObject):
                 self._on_disk = defaults()
         self._emit_changed([""])
         self.history.clear()
-        return faults
 
     def flush(self) -> None:
         self._timer.stop()

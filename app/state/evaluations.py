@@ -146,14 +146,11 @@ class Evaluations(QObject):
 
     def row(self, summary: RowSummary) -> EvaluatedRow | None:
         """A row with its completions; None if the file is gone."""
-        if self.shown is None:
-            return None
-        try:
-            with open_regular(rows_file(self.shown.path)) as file:
+        if self.shown is not None:
+            with suppress(OSError), open_regular(rows_file(self.shown.path)) as file:
                 file.seek(summary.offset)
                 return parse_row(file.readline())
-        except OSError:
-            return None
+        return None
 
     def _read_slice(self) -> None:
         until = time.monotonic() + SLICE_S

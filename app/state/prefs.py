@@ -105,19 +105,17 @@ class Prefs(QObject):
             if folder := self.folder_for(kind):
                 os.environ.setdefault(variable, folder)
 
-    @property
-    def recent_files(self) -> list[Path]:
-        return [Path(text) for text in self._list("recent_files")]
-
-    def remember(self, path: Path) -> None:
-        self._put_first("recent_files", str(path))
-        self.remember_folder("config", path.parent)
+    def remember(self, config: Path) -> None:
+        self.remember_used("config", str(config))
+        self.remember_folder("config", config.parent)
 
     def used(self, kind: str) -> list[str]:
+        """The newest first: configs, or what settings of this kind were set to."""
         return self._list(f"used_{kind}")
 
     def remember_used(self, kind: str, name: str) -> None:
-        self._put_first(f"used_{kind}", name)
+        others = [other for other in self.used(kind) if other != name]
+        self.settings.setValue(f"used_{kind}", "\n".join([name, *others][:RECENT]))
 
     def members(self, key: str) -> set[str]:
         return set(self._list(key))
@@ -157,7 +155,3 @@ class Prefs(QObject):
 
     def _list(self, key: str) -> list[str]:
         return [text for text in self._text(key).split("\n") if text]
-
-    def _put_first(self, key: str, text: str) -> None:
-        others = [other for other in self._list(key) if other != text]
-        self.settings.setValue(key, "\n".join([text, *others][:RECENT]))

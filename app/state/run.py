@@ -7,7 +7,7 @@ import time
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -273,11 +273,9 @@ class RankNow:
     is_lost: bool = False
 
 
-def ranks_of(
-    started: Mapping[str, Any] | None, ending: Mapping[str, Any] | None, latest: Callable[[str], Any]
-) -> list[RankNow]:
-    """The ranks of a run on several machines, else []. `latest` returns the newest value of a metric."""
-    started, ending = started or {}, ending or {}
+def ranks_of(run: RunState) -> list[RankNow]:
+    """The ranks of a run on several machines, else []."""
+    started, ending, latest = run.started or {}, run.ending or {}, run.steps.latest
     ranks = started.get("ranks")
     if not is_step(ranks) or not 1 < ranks <= MOST_HOSTS:
         return []

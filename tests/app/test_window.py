@@ -260,7 +260,7 @@ def test_recent_files_lists_existing_files_newest_first(window: Window, tmp_path
     entries[2].trigger()
     assert window.document.text() == "a.yaml"
     entries[-1].trigger()
-    assert window.session.prefs.recent_files == []
+    assert window.session.prefs.used("config") == []
 
 
 def test_save_leaves_the_file_of_another_program_as_it_is(window: Window, tmp_path: Path, monkeypatch):

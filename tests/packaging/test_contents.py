@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 import yaml
 
-from app.menus import DOCUMENTS
 from app.state import guide
 from backend import __version__
 from backend.rewards import catalogue
@@ -56,7 +55,7 @@ def test_sources_and_documents_that_menus_read_are_in_the_bundle(contents) -> No
     rewards = (catalogue._REWARDS_FOLDER / f"{name}.py" for name in catalogue._REWARD_MODULES)
     assert {ROOT / "backend" / "training" / "losses.py", *rewards} <= inside
     there = {file.relative_to(ROOT / "docs").as_posix() for file in contents.documents() if file.is_file()}
-    assert there == {*DOCUMENTS.values()} | guide.documents()
+    assert there == guide.documents()
 
 
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="packages of the system are named where it is Debian")
@@ -106,7 +105,7 @@ def test_it_holds_every_file_of_ours_inside_one_package(wheel: Path) -> None:
     files = [path for folder in ("app", "backend", "resources") for path in (ROOT / folder).rglob("*")]
     files = [path.relative_to(ROOT).as_posix() for path in files if path.is_file() and path.suffix != ".pyc"]
     ours = {f"grpo_studio/{name}" for name in files}
-    ours |= {f"grpo_studio/docs/{name}" for name in {*DOCUMENTS.values()} | guide.documents()}
+    ours |= {f"grpo_studio/docs/{name}" for name in guide.documents()}
     ours |= {f"grpo_studio/{name}.py" for name in ("__init__", "launch")}
     about = f"grpo_studio-{__version__}.dist-info"
     packed = set(zipfile.ZipFile(wheel).namelist())

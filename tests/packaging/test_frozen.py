@@ -20,7 +20,6 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml
 
-from app import menus
 from app.state import guide
 from backend.__main__ import app
 from backend.cli.common import STOPPED
@@ -446,7 +445,7 @@ def test_about_has_the_licences_of_everything(monkeypatch: pytest.MonkeyPatch) -
 def test_presets_and_documents_of_the_help_menu_are_there() -> None:
     presets = {path.name for path in (ROOT / "resources" / "presets").glob("*.yaml")}
     assert presets <= {path.name for path in (RESOURCES / "presets").iterdir()}
-    for name in {*menus.DOCUMENTS.values()} | guide.documents():
+    for name in guide.documents():
         assert (INSIDE / "docs" / name).read_bytes() == (ROOT / "docs" / name).read_bytes(), name
 
 

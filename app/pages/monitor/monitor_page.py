@@ -201,7 +201,7 @@ class MonitorPage(QWidget):
 
     def _fit_height(self, run: Run) -> None:
         has_room = self.height() >= theme.scaled(ROOM_FOR_RANKS)
-        ranks = ranks_of(run.data.started, run.data.ending, run.data.steps.latest) if has_room else []
+        ranks = ranks_of(run.data) if has_room else []
         set_shown(self.ranks_card, bool(ranks))
         if ranks != self.rank_model.rows:
             self.rank_model.set_rows(ranks)

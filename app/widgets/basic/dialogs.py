@@ -38,19 +38,18 @@ class Dialog(QDialog):
 
 
 class TextDialog(Dialog):
-    """Shows Markdown, or HTML of our own. Not modal."""
+    """Shows HTML of our own. Not modal."""
 
-    def __init__(self, title: str, text: str, parent: QWidget | None = None, *, is_html: bool = False) -> None:
+    def __init__(self, title: str, html: str, parent: QWidget | None = None) -> None:
         super().__init__(title, parent, (640, 560))
-        # Links between documents of ours lead nowhere here.
-        self.text = configure(QTextBrowser(openLinks=False), name=title, font=theme.body_font())
+        self.text = configure(QTextBrowser(), name=title, font=theme.body_font())
         self.text.document().setDocumentMargin(2 * theme.SPACE)
-        self.text.setHtml(text) if is_html else self.text.setMarkdown(text)
+        self.text.setHtml(html)
         column((self.text, 1), self.close_box(), into=self, margins=2 * theme.SPACE)
 
 
 def show_details(trace: str, parent: QWidget) -> None:
-    TextDialog("Details", f"<pre>{escape(trace)}</pre>", parent.window(), is_html=True).show()
+    TextDialog("Details", f"<pre>{escape(trace)}</pre>", parent.window()).show()
 
 
 def first_folder(kind: str) -> Path:
