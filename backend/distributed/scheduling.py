@@ -4,12 +4,15 @@ quarters of its even part, and the rest later, when lengths are known; all of it
 than it evens out; nothing where it would be the last to end (guided self-scheduling, Polychronopoulos and Kuck 1987).
 """
 
+import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from backend.config.config import Config
 from backend.distributed.collectives import FlatCollectives, keep_together
@@ -26,8 +29,7 @@ NEW_SPEED = 0.5  # weight of a step's learning speed
 UNSEEN_GAIN = 1.1  # so that a rank without rows is tried again
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(NamedTuple):
     """A round of n completions takes `fixed_s` + `each_s` · n seconds."""
 
     fixed_s: float
@@ -40,28 +42,24 @@ class Pace:
 class RankPaces:
     def __init__(self, size: int) -> None:
         self.size = size
-        self._rounds = [deque[tuple[int, float]](maxlen=ROUNDS) for _ in range(size)]
+        self.rounds = [deque[tuple[int, float]](maxlen=ROUNDS) for _ in range(size)]
+        """(completions, seconds) of each rank's last rounds."""
 
     def observe(self, rank: int, completions: int, seconds: float) -> None:
-        self._rounds[rank].append((completions, max(seconds, 1e-9)))
+        self.rounds[rank].append((completions, max(seconds, 1e-9)))
 
     def assume_faster(self, rank: int) -> None:
         """Of a rank that got nothing to do, so that it is tried again."""
-        self._rounds[rank] = deque([(n, IDLE_GAIN * s) for n, s in self._rounds[rank]], ROUNDS)
-
-    @property
-    def are_known(self) -> bool:
-        return all(self._rounds)
+        self.rounds[rank] = deque([(n, IDLE_GAIN * s) for n, s in self.rounds[rank]], ROUNDS)
 
     def usual_s(self, rank: int, completions: int) -> float | None:
         """Seconds of such a round; None while no rank has done one."""
-        return self[rank].seconds(completions) if any(self._rounds) else None
+        return self[rank].seconds(completions) if any(self.rounds) else None
 
     def __getitem__(self, rank: int) -> Pace:
-        if self._rounds[rank]:
-            return _fitted(self._rounds[rank])
-        known = [_fitted(rounds) for rounds in self._rounds if rounds] or [Pace(0.0, 1.0)]
-        return Pace(sum(p.fixed_s for p in known) / len(known), sum(p.each_s for p in known) / len(known))
+        """A rank's pace, or the mean of the others' until it has done a round."""
+        known = [_fitted(rounds) for rounds in ([self.rounds[rank]] if self.rounds[rank] else self.rounds) if rounds]
+        return Pace(*np.mean(known or [(0.0, 1.0)], axis=0).tolist())
 
     def speeds(self) -> list[float]:
         """Completions a second of each rank, the fixed time left out."""
@@ -69,14 +67,11 @@ class RankPaces:
 
 
 def _fitted(rounds: Sequence[tuple[int, float]]) -> Pace:
-    # Weighted least squares; through the origin where the line would fall or begin below 0.
-    weighted = [(FADING**age, n, s) for age, (n, s) in enumerate(reversed(rounds))]
-    total = sum(w for w, _, _ in weighted)
-    mean_n, mean_s = sum(w * n for w, n, _ in weighted) / total, sum(w * s for w, _, s in weighted) / total
-    spread = sum(w * (n - mean_n) ** 2 for w, n, _ in weighted)
-    slope = sum(w * (n - mean_n) * (s - mean_s) for w, n, s in weighted) / spread if spread > 0 else 0.0
-    fixed = mean_s - slope * mean_n
-    return Pace(fixed, slope) if slope > 0 and fixed > 0 else Pace(0.0, mean_s / mean_n)
+    n, s = np.array(rounds).T
+    weights = FADING ** np.arange(len(n))[::-1]
+    slope, fixed = np.polyfit(n, s, 1, w=np.sqrt(weights)).tolist() if len({*n}) > 1 else (0.0, 0.0)
+    # Through the origin where the line would fall or begin below 0.
+    return Pace(fixed, slope) if slope > 0 and fixed > 0 else Pace(0.0, float(weights @ s / (weights @ n)))
 
 
 class PromptScheduler:
@@ -88,44 +83,29 @@ class PromptScheduler:
         self._free_at = [0.0] * paces.size  # when each rank should be done
 
     def take(self, rank: int, now: float) -> range:
-        start = self.prompts - self.left
-        if not self.left:
-            return range(start, start)
-        self._free_at[rank] = now
-        free_at = [max(at, now) for at in self._free_at]
+        start, self._free_at[rank] = self.prompts - self.left, now
         paces = [self._paces[other] for other in range(self._paces.size)]
-
-        def done_by(end: float, other: int) -> float:
-            pace = paces[other]
-            return max(0.0, end - free_at[other] - pace.fixed_s) / (pace.each_s * self._each)
-
-        # The rank's even part, by bisection: what the ranks get done until a time grows with it.
-        low = min(free_at)
-        high = max(at + self._seconds(other, self.left) for other, at in enumerate(free_at))
-        for _ in range(50):
-            end = (low + high) / 2
-            done = sum(done_by(end, other) for other in range(self._paces.size))
-            low, high = (end, high) if done < self.left else (low, end)
-        even = done_by(high, rank)
-        count, share = round(even), FIRST_SHARE if self._paces.are_known else UNKNOWN_SHARE
-        later, pace = (1 - share) * even, paces[rank]
-        if not count:  # a single one may be better off here all the same, if nobody would end it earlier
-            ends = [at + self._seconds(other, 1) for other, at in enumerate(free_at)]
-            count = int(ends.index(min(ends)) == rank)
-        elif later >= 1 and later * self._each * pace.each_s >= pace.fixed_s:
+        # The rank's even part: each prompt goes to the rank that would end it first.
+        ends = [(max(at, now) + paces[other].seconds(self._each), other) for other, at in enumerate(self._free_at)]
+        heapq.heapify(ends)
+        count = 0
+        for _ in range(self.left):
+            end, first = ends[0]
+            count += first == rank
+            heapq.heapreplace(ends, (end + paces[first].each_s * self._each, first))
+        share = FIRST_SHARE if all(self._paces.rounds) else UNKNOWN_SHARE
+        later = (1 - share) * count
+        if later >= 1 and later * self._each * paces[rank].each_s >= paces[rank].fixed_s:
             # Else another round would last longer by more than it would even out: it pays the fixed time again, and
             # its longest completion.
-            count = max(1, int(share * even))
-        if count := min(count, self.left):
+            count = int(share * count)
+        if count:
             self.left -= count
-            self._free_at[rank] = now + self._seconds(rank, count)
+            self._free_at[rank] += paces[rank].seconds(self._each * count)
         return range(start, start + count)
 
     def is_free(self, rank: int, now: float) -> None:
         self._free_at[rank] = now
-
-    def _seconds(self, rank: int, prompts: int) -> float:
-        return self._paces[rank].seconds(self._each * prompts)
 
 
 def sample_round(
