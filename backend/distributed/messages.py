@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from array import array, typecodes
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import date, datetime
 from datetime import time as clock_time
@@ -15,8 +13,6 @@ from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from backend.config.config import Config
 from backend.engine.penalties import Penalties
@@ -31,9 +27,8 @@ from backend.utils.files import read_bytes
 from backend.utils.text import quote
 
 PREFIX = struct.Struct("<4sQ")  # MAGIC, bytes of the JSON
-MAGIC = b"GRS4"
+MAGIC = b"GRS5"
 LONGEST = 4 << 30  # bytes
-SHORT = 8  # numbers of a list that is sent as JSON; a longer one is an array, in Base64
 
 
 class MessageError(Exception):
@@ -83,14 +78,15 @@ _DATACLASSES: dict[str, Callable[..., Any]] = {
         *(StepSize, ToolCall, ToolResult, Turn),
     )
 }
-_TEXTS: dict[str, Callable[[str], Any]] = {
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "Config": Config.model_validate,
+    "tuple": tuple,
     "bytes": base64.b64decode,
     "datetime": datetime.fromisoformat,
     "date": date.fromisoformat,
     "time": clock_time.fromisoformat,
     "Decimal": Decimal,
 }
-"""Type → reader of its text."""
 TYPE, VALUE = "\0type", "\0value"  # keys of a mapping that stands for a value that JSON lacks
 
 
@@ -99,13 +95,11 @@ def to_json(value: Any) -> Any:
     kind = type(value).__name__
     if value is None or isinstance(value, (str, int, float)):
         return value
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
-    if isinstance(value, list):
-        if (numbers := _numbers(value)) is None:
-            return [to_json(item) for item in value]
-        kind, content = numbers.typecode, base64.b64encode(numbers).decode()
-    elif isinstance(value, tuple):
+    if isinstance(value, tuple):
         content = to_json([*value])
     elif isinstance(value, Config):
         content = value.model_dump(mode="json")
@@ -113,41 +107,18 @@ def to_json(value: Any) -> Any:
         content = {each.name: to_json(getattr(value, each.name)) for each in fields(value)}
     elif isinstance(value, bytes):
         content = base64.b64encode(value).decode()
-    elif kind in _TEXTS:
+    elif kind in _READERS:
         content = str(value) if isinstance(value, Decimal) else value.isoformat()
     else:
         raise TypeError(f"a {kind}")
     return {TYPE: kind, VALUE: content}
 
 
-def _numbers(values: list[Any]) -> array[Any] | None:
-    kinds = {*map(type, values)} if len(values) > SHORT else set[type]()
-    for code in "Biq" if kinds == {int} else "":
-        with suppress(OverflowError):
-            return array(code, values)
-    if kinds != {float}:
-        return None
-    single = array("f", values)
-    return single if np.array_equal(single, values, equal_nan=True) else array("d", values)
-
-
-def from_json(value: Any) -> Any:
-    """Raises ValueError, TypeError or KeyError."""
-    if isinstance(value, list):
-        return [from_json(item) for item in value]
-    if not isinstance(value, dict):
-        return value
+def _from_json(value: dict[str, Any]) -> Any:
     if TYPE not in value:
-        return {key: from_json(item) for key, item in value.items()}
+        return value
     kind, content = value[TYPE], value[VALUE]
-    if kind in typecodes:
-        return array(kind, base64.b64decode(content)).tolist()
-    if kind == "Config":
-        return Config.model_validate(content)
-    if kind in _TEXTS:
-        return _TEXTS[kind](content)
-    items = from_json(content)
-    return tuple(items) if kind == "tuple" else _DATACLASSES[kind](**items)
+    return _READERS[kind](content) if kind in _READERS else _DATACLASSES[kind](**content)
 
 
 def encode(kind: str, body: Mapping[str, Any]) -> bytes:
@@ -165,8 +136,8 @@ def decode(read: Callable[[int], bytearray]) -> tuple[str, dict[str, Any]]:
         raise MessageError("sent an invalid message")
     text = read(size)
     try:
-        message = json.loads(text.decode(errors="surrogatepass"))
-        return str(message["kind"]), from_json(dict(message["body"]))
+        message = json.loads(text.decode(errors="surrogatepass"), object_hook=_from_json)
+        return str(message["kind"]), dict(message["body"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MessageError(f"sent an invalid message ({error})") from error
 

@@ -311,8 +311,8 @@ def frame(text: bytes, magic: bytes = messages.MAGIC, length: int | None = None)
         frame(b"[" * 100_000),
         frame(b"[]"),
         frame(b'{"kind": "x", "body": {"a": {"\\u0000type": "os", "\\u0000value": {}}}}'),
-        frame(b'{"kind": "x", "body": {"a": {"\\u0000type": "B", "\\u0000value": 1}}}'),
-        frame(b'{"kind": "x", "body": {"a": {"\\u0000type": "d", "\\u0000value": "AAAA"}}}'),
+        frame(b'{"kind": "x", "body": {"a": {"\\u0000type": "Decimal", "\\u0000value": {}}}}'),
+        frame(b'{"kind": "x", "body": {"a": {"\\u0000type": "Group", "\\u0000value": {"problems": 1}}}}'),
     ],
 )
 def test_garbage_is_no_message(data: bytes) -> None:

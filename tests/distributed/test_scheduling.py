@@ -25,7 +25,6 @@ from backend.sampling.row_costs import RowCosts
 from backend.sampling.sampler import Sampling
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
-from tests.support.cases import cases
 
 Rounds = tuple[list[list[int]], float]
 """The rounds of each rank, and the share of the time that the ranks waited."""
@@ -220,26 +219,6 @@ def test_scored_groups_arrive_as_they_were() -> None:
     masked.turns, masked.conversation = [Turn("d", [call], 1, [result], 1)], 7
     groups = [Group(Problem(0, "a", [], [1, 2], "x"), [scored, empty]), Group(Problem(1, "b", [], [], "y"), [masked])]
     assert repr(sent(groups)) == repr(groups)
-
-
-@cases(
-    ("numbers", "code"),
-    [
-        ([0, 1] * 9, "B"),
-        ([-1, 70_000] * 9, "i"),
-        ([2**40, 0] * 9, "q"),
-        ([2**63] * 9, None),
-        ([2**80] * 9, None),
-        ([0.5, float("nan"), float("-inf")] * 9, "f"),
-        ([0.1, 1e300] * 9, "d"),
-        ([1, True] * 9, None),
-        ([0] * 8, None),
-    ],
-)
-def test_numbers_travel_in_the_smallest_type_that_holds_them(numbers: list[Any], code: str | None) -> None:
-    plain = messages.to_json(numbers)
-    assert plain == numbers if code is None else plain[messages.TYPE] == code
-    assert repr(sent(numbers)) == repr(numbers)
 
 
 def test_what_a_model_is_computed_with_arrives_as_it_was() -> None:
