@@ -109,7 +109,7 @@ def machine_report() -> MachineReport:
         CheckedMachine(1, THERE, THERE, facts=second),
     ]
     found = MachineReport("ring", machines)
-    found.findings = findings_of(found, MODEL, model_is_hub_id=True)
+    found.findings = findings_of(found, MODEL)
     return found
 
 

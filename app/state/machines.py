@@ -15,8 +15,8 @@ from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.messages import problems_to
 from app.state.processes import Service
-from backend.distributed.commands import launch_command
 from backend.distributed.hosts_file import Host, HostsFile, choose_backend, parse_hosts, read_hosts, write_hosts
+from backend.distributed.launcher import launch_command
 from backend.distributed.machine_check import CheckedMachine, MachineReport
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.places import runs_folder

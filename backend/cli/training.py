@@ -29,8 +29,8 @@ from backend.cli.common import (
 from backend.config.config import SETTINGS, TEXTS, Config, dump, parse, problems, read, resolve_paths
 from backend.config.other_programs.translation import account, read_file, summary
 from backend.config.setting import AT_RESUME
-from backend.distributed.commands import launch_command
 from backend.distributed.hosts_file import allow_hosts, require_hosts
+from backend.distributed.launcher import launch_command
 from backend.distributed.ranks import RESTART_RANKS, Orders
 from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.runs.events import EventLog

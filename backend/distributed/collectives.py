@@ -23,8 +23,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from backend.config.config import Config
-from backend.distributed.commands import FILES_VARIABLE
-from backend.distributed.ranks import RankInfo
+from backend.distributed.ranks import FILES_VARIABLE, RankInfo
 from backend.training.collectives import Collectives
 from backend.utils.errors import UserError
 from backend.utils.text import quote

@@ -67,7 +67,6 @@ class SharedSampling:
         epoch, scoring = context.prompt_stream.epoch, context.scoring.state()
         self._order = SamplingOrder(step, epoch, seed, position, group_size, scoring)
         self._scheduler = scheduling.PromptScheduler(len(problems), group_size, self._paces)
-        self._given: dict[int, tuple[int, float]] = {}  # rank → (completions of its round, when given)
         self.rounds: list[SampledRound] = []
         self.took_s = 0.0
 
@@ -86,16 +85,14 @@ class SharedSampling:
 
     def run(self, poll: Callable[[float], None]) -> None:
         """`poll` is called with the share that is done, and may raise to stop."""
-        began, total, done, context = self._clock(), len(self._problems), 0, self._context
+        began, total, context = self._clock(), len(self._problems), self._context
 
         def serve_and_poll(wait_s: float = 0.0) -> None:
-            nonlocal done
             self._serve(wait_s)
-            done = sum(len(each.groups) for each in self.rounds)
-            poll(done / total)
+            poll(len(self.groups) / total)
 
         self._give()
-        while done < total:
+        while len(self.groups) < total:
             own = self._scheduler.take(0, self._clock())
             if own:
                 problems = self._problems[own.start : own.stop]
@@ -116,7 +113,6 @@ class SharedSampling:
             wait_s = 0.0
             machine = self._workers.machines[message.rank]
             self._context.notes.extend(f"{machine}: {note}" for note in message.body["notes"])
-            del self._given[message.rank]
             done: SampledRound = message.body["done"]
             for own, group in zip(self._problems[done.start :], done.groups, strict=False):
                 # With tools it came back, since environments may have added to the prompt.
@@ -125,25 +121,24 @@ class SharedSampling:
             self._give()
         config = self._context.config
         most_s = LEAST_S + config.reward_timeout * len(config.reward_functions)
-        for rank, (count, since) in self._given.items():
+        for rank, (count, since) in self._scheduler.given.items():
             took_s, usual_s = self._clock() - since, self._paces.usual_s(rank, count)
-            if usual_s is not None and took_s > most_s + TIMES * usual_s:
+            if rank and usual_s is not None and took_s > most_s + TIMES * usual_s:
                 why = f"answers, but has worked on {count:,} completions for {took_s:.0f} s; {usual_s:.1f} s are usual"
                 self._workers.give_up(rank, why)
 
     def _take(self, done: SampledRound) -> None:
         self.rounds.append(done)
         self._paces.observe(done.rank, done.completions, done.seconds)
-        self._scheduler.is_free(done.rank, self._clock())
+        del self._scheduler.given[done.rank]
 
     def _give(self) -> None:
-        for rank in sorted({*range(1, len(self._workers.machines))} - self._given.keys()):
-            if places := self._scheduler.take(rank, self._clock()):
+        for rank in range(1, len(self._workers.machines)):
+            if rank not in self._scheduler.given and (places := self._scheduler.take(rank, self._clock())):
                 problems = self._problems[places.start : places.stop]
                 for problem in problems:
                     check_sendable(problem.row)
                 self._workers.send(rank, "sample", order=self._order, start=places.start, problems=problems)
-                self._given[rank] = (len(places) * self._order.group_size, self._clock())
 
 
 class Leader:
@@ -239,8 +234,7 @@ class LeaderContext(RunContext):
         self, groups: list[Group], config: Config, poll: Callable[[], None]
     ) -> tuple[dict[str, float], list[scheduling.LearningReport]]:
         self.kept = collectives.StepSnapshot.of(self.learner, config)
-        learn = partial(super().learn, groups, config, poll)
-        call = partial(scheduling.learn_together, self, config, self.leader.ranks, learn)
+        call = partial(scheduling.learn_together, self, groups, config, poll, self.leader.ranks)
         learned = self.together("learn", call, **self.to_send(groups))
         self.kept = None
         return learned

@@ -26,7 +26,6 @@ import psutil
 from pydantic import TypeAdapter
 
 from backend.config.config import Config
-from backend.distributed.commands import CONNECT_S, mpirun, rank_program, ssh_command
 from backend.distributed.hosts_file import (
     AUTO,
     BackendChoice,
@@ -35,13 +34,14 @@ from backend.distributed.hosts_file import (
     first_host_problems,
     read_hosts,
 )
+from backend.distributed.launcher import CONNECT_S, mpirun, rank_program, ssh_command
 from backend.distributed.ranks import end_with_stdin
 from backend.trainer.memory.estimate import format_bytes
 from backend.utils.child_process import CHILD_VERB, ChildEnded, ChildProcess, ChildTimeout, claim_stdout, json_line
 from backend.utils.command import is_bundled
 from backend.utils.disk import gigabytes, require_room, room_on
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import is_file, is_folder, is_folder_name, user_path, write_all
+from backend.utils.files import is_file, is_folder, is_folder_name, names_folder, user_path, write_all
 from backend.utils.hub_cache import hub_cache, local_folder, own_file, repo_cache, split_revision
 from backend.utils.machine import has_gpu, machine_bytes, processor
 from backend.utils.places import project_root
@@ -168,9 +168,8 @@ def check_machines(
         report.backend = choose_backend(hosts, backend, has_mpi=has_mpi, has_cuda=has_cuda()).backend
     except UserError as error:
         problems += error.faults
-    is_hub_id = bool(model) and not is_folder(user_path(model, "model")) and not Path(model).is_absolute()
     refused = [MachineFinding("refuse", None, each.sentence) for each in problems]
-    report.findings = [*refused, *findings_of(report, model, is_hub_id)]
+    report.findings = [*refused, *findings_of(report, model)]
     return report
 
 
@@ -271,7 +270,7 @@ def copy_model(model: str, hosts: HostsFile, rank: int, reached: Reached = _igno
         raise UserError("model", f"The model {quote(model)} is larger than the {COPY_LIMIT:,} bytes that are copied.")
     for name in files:
         own_file(folder / name, folder, "model")
-    revision = "" if is_folder(user_path(model, "model")) else folder.name  # of a snapshot in the cache
+    revision = "" if names_folder(model) else folder.name  # of a snapshot in the cache
     try:
         request = {"ask": "place", "model": model, "revision": revision, "names": [*files], "bytes": total}
         place = _ask(hosts, rank, request, check)["folder"]
@@ -410,14 +409,14 @@ def place(model: str, revision: str, names: list[str], size: int) -> Path:
     return folder
 
 
-def findings_of(report: MachineReport, model: str = "", model_is_hub_id: bool = False) -> list[MachineFinding]:
+def findings_of(report: MachineReport, model: str = "") -> list[MachineFinding]:
     """Everything that the facts say, the gravest first. `model`: the setting."""
     found = [MachineFinding("refuse", machine.rank, machine.problem) for machine in report.machines if machine.problem]
     here = report.machines[0].facts
     others = {machine.ssh: machine for machine in reversed(report.machines[1:]) if not machine.is_here}
     for machine in others.values():
         if here is not None and machine.facts is not None:
-            about = _differences(machine.label, here, machine.facts, report.backend, model, model_is_hub_id)
+            about = _differences(machine.label, here, machine.facts, report.backend, model)
             found += [MachineFinding(level, machine.rank, sentence) for level, sentence in about]
     names = [report.machines[0].ssh if machine.is_here else machine.ssh for machine in report.machines]
     for name in dict.fromkeys(names):
@@ -429,7 +428,7 @@ def findings_of(report: MachineReport, model: str = "", model_is_hub_id: bool = 
 
 
 def _differences(
-    name: str, here: MachineFacts, there: MachineFacts, backend: str, model: str, is_hub_id: bool
+    name: str, here: MachineFacts, there: MachineFacts, backend: str, model: str
 ) -> Iterator[tuple[Level, str]]:
     if here.grpo_studio != there.grpo_studio:
         versions = f"{quote(there.grpo_studio, 20)}, here is {here.grpo_studio}"
@@ -473,7 +472,7 @@ def _differences(
         yield "refuse", f"{name} lacks the model and the room for it: {room}."
     elif there.model:
         yield "refuse", f"{name} has other files of {title} than this machine. {copying}"
-    elif is_hub_id:
+    elif not names_folder(model):
         yield "warn", f"{name} has no copy of {title} and will download it ({size}) when the run starts. {copying}"
     else:
         yield "refuse", f"{name} has no folder {title}. {copying}"

@@ -30,6 +30,7 @@ MACHINE_VARIABLE = "GRPO_STUDIO_MACHINE"  # this machine's name in the hosts fil
 LOG_VARIABLE = "GRPO_STUDIO_RANK_LOG"  # the place of this process's output
 ORDERS_VARIABLE = "GRPO_STUDIO_LAUNCH"  # rank 0's orders
 WATCH_VARIABLE = "GRPO_STUDIO_WATCH_STDIN"  # variable: end with stdin, which the launcher holds open
+FILES_VARIABLE = "GRPO_STUDIO_FILES"  # files that MLX reads while it connects: JSON of variable → content
 BACKEND_VARIABLE = "GRPO_STUDIO_BACKEND"  # the backend over which the ranks meet
 ADDRESSES_VARIABLE = "GRPO_STUDIO_ADDRESSES"  # rank 0's addresses, separated by commas
 BACKEND_MARKS = {

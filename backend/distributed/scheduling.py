@@ -18,7 +18,7 @@ from backend.config.config import Config
 from backend.distributed.collectives import FlatCollectives, keep_together
 from backend.distributed.messages import SampledRound, SamplingOrder
 from backend.trainer.run_context import StepContext
-from backend.types import Problem
+from backend.types import Group, Problem
 
 FIRST_SHARE = 0.75  # share of its even part in one round
 UNKNOWN_SHARE = 0.5  # the same while some pace is unknown
@@ -75,18 +75,21 @@ def _fitted(rounds: Sequence[tuple[int, float]]) -> Pace:
 
 
 class PromptScheduler:
-    """The prompts of one step. `take` is called for every free rank, again for one that got nothing."""
+    """The prompts of one step. `take` is called for every rank that is not in `given`, again for one that got nothing.
+    The caller deletes a rank from `given` when its round is done."""
 
     def __init__(self, prompts: int, completions_each: int, paces: RankPaces) -> None:
         self.prompts = self.left = prompts
+        self.given: dict[int, tuple[int, float]] = {}  # rank → (completions of its round, when given)
         self._each, self._paces = completions_each, paces
-        self._free_at = [0.0] * paces.size  # when each rank should be done
 
     def take(self, rank: int, now: float) -> range:
-        start, self._free_at[rank] = self.prompts - self.left, now
         paces = [self._paces[other] for other in range(self._paces.size)]
         # The rank's even part: each prompt goes to the rank that would end it first.
-        ends = [(max(at, now) + paces[other].seconds(self._each), other) for other, at in enumerate(self._free_at)]
+        ends = [(now + pace.seconds(self._each), other) for other, pace in enumerate(paces)]
+        for other, (given, since) in self.given.items():
+            free_at = max(now, since + paces[other].seconds(given))
+            ends[other] = free_at + paces[other].seconds(self._each), other
         heapq.heapify(ends)
         count = 0
         for _ in range(self.left):
@@ -99,13 +102,11 @@ class PromptScheduler:
             # Else another round would last longer by more than it would even out: it pays the fixed time again, and
             # its longest completion.
             count = int(share * count)
+        start = self.prompts - self.left
         if count:
             self.left -= count
-            self._free_at[rank] += paces[rank].seconds(self._each * count)
+            self.given[rank] = self._each * count, now
         return range(start, start + count)
-
-    def is_free(self, rank: int, now: float) -> None:
-        self._free_at[rank] = now
 
 
 def sample_round(
@@ -146,13 +147,13 @@ class LearningReport:
 
 
 def learn_together(
-    parts: StepContext, config: Config, ranks: FlatCollectives, learn: Callable[[], dict[str, float]]
+    parts: StepContext, groups: list[Group], config: Config, poll: Callable[[], None], ranks: FlatCollectives
 ) -> tuple[dict[str, float], list[LearningReport]]:
-    """Call `learn` on every rank, with the same weights. → its metrics, and every rank's report."""
+    """`StepContext.learn` on every rank, with the same weights. → its metrics, and every rank's report."""
     forward = parts.learner.forward
     began, tokens, waited, summed = time.perf_counter(), forward.own_tokens, ranks.waited_s, ranks.summed_s
     keep_together(parts.learner, config, ranks)
-    metrics = learn()
+    metrics = StepContext.learn(parts, groups, config, poll)
     own = LearningReport(
         tokens=forward.own_tokens - tokens,
         seconds=time.perf_counter() - began,

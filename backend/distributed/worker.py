@@ -3,7 +3,6 @@
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +89,7 @@ class Worker:
 
     def learn(self, groups: list[Group], speeds: list[float]) -> None:
         self.parts.learner.forward.speeds = speeds
-        learn = partial(self.parts.learn, groups, self.config, self.meet)
-        learn_together(self.parts, self.config, self._ranks, learn)
+        learn_together(self.parts, groups, self.config, self.meet, self._ranks)
         mx.reset_peak_memory()  # of the next step
 
     def measure(self, groups: list[Group], speeds: list[float]) -> None:

@@ -12,7 +12,6 @@ import pytest
 from mlx._distributed_utils.common import Hostfile
 
 from backend.distributed import machine_check
-from backend.distributed.commands import launch_command, rank_program, ssh_command
 from backend.distributed.hosts_file import (
     Host,
     HostsFile,
@@ -22,6 +21,7 @@ from backend.distributed.hosts_file import (
     read_hosts,
     write_hosts,
 )
+from backend.distributed.launcher import launch_command, rank_program, ssh_command
 from backend.distributed.machine_check import (
     CheckedMachine,
     MachineFacts,
@@ -178,7 +178,7 @@ def report_of(*others: MachineFacts) -> MachineReport:
     ],
 )
 def test_a_difference_is_one_sentence_with_its_level(changes: dict[str, Any], level: str | None, says: str):
-    found = findings_of(report_of(replace(MAC, **changes)), "owner/name", model_is_hub_id=True)
+    found = findings_of(report_of(replace(MAC, **changes)), "owner/name")
     assert [(finding.level, finding.rank) for finding in found] == ([(level, 1)] if level else [])
     assert all(says in finding.sentence and len(finding.sentence) <= 200 for finding in found)
 

@@ -49,7 +49,7 @@ def simulated(seconds: Callable[[int, int], float], size: int, paces: RankPaces,
         assert ends, "prompts are left, and nobody takes them"
         now, rank, count = heapq.heappop(ends)
         paces.observe(rank, count * group, seconds(rank, count * group))
-        hand_out.is_free(rank, now)
+        del hand_out.given[rank]
         idle.add(rank)
     assert handed == list(range(prompts))
     return rounds, 1 - busy / (size * now)
@@ -156,7 +156,8 @@ def test_a_round_that_never_ends_is_that_of_a_rank_that_hangs(seen: int) -> None
     paces.observe(seen, 16, 8.0)
     work = sampling(paces, clock, scoring_s=60.0)
     work._give()
-    (count, _), usual_s = work._given[1], work._given[1][0] / 2
+    count, _ = work._scheduler.given[1]
+    usual_s = count / 2
     for clock.now in (0.0, LEAST_S, LEAST_S + TIMES * usual_s + 59):
         work._serve(0.0)
     clock.now = LEAST_S + TIMES * usual_s + 61

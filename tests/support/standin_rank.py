@@ -10,9 +10,16 @@ from typing import Any, NoReturn
 
 from backend.distributed.channel import GOODBYE, LeaderChannel, WorkerChannel, open_channel
 from backend.distributed.collectives import FlatCollectives
-from backend.distributed.commands import FILES_VARIABLE
 from backend.distributed.launcher import write_late_ending
-from backend.distributed.ranks import RESTART_RANKS, WATCH_VARIABLE, LostRankError, Orders, WorkerError, end_with_stdin
+from backend.distributed.ranks import (
+    FILES_VARIABLE,
+    RESTART_RANKS,
+    WATCH_VARIABLE,
+    LostRankError,
+    Orders,
+    WorkerError,
+    end_with_stdin,
+)
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils.errors import UserError
