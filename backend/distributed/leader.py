@@ -50,23 +50,14 @@ _OF_LINK = re.compile(r"\[(ring|mpi|jaccl|nccl|distributed)\]|peer|communicat", 
 
 
 class SharedSampling:
-    """Samples and scores the prompts of a step, or of an evaluation, on all ranks. `position`: of the first problem."""
+    """Samples and scores the prompts of a step, or of an evaluation, on all ranks."""
 
     def __init__(
-        self,
-        context: SharingContext,
-        problems: Sequence[Problem],
-        step: int,
-        seed: int,
-        position: int,
-        group_size: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, context: SharingContext, order: SamplingOrder, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._context, self._problems, self._clock = context, problems, clock
+        self._context, self._order, self._clock = context, order, clock
         self._workers, self._paces = context.leader.workers, context.leader.paces
-        epoch, scoring = context.prompt_stream.epoch, context.scoring.state()
-        self._order = SamplingOrder(step, epoch, seed, position, group_size, scoring)
-        self._scheduler = scheduling.PromptScheduler(len(problems), group_size, self._paces)
+        self._scheduler = scheduling.PromptScheduler(len(order.problems), order.group_size, self._paces)
         self.rounds: list[SampledRound] = []
         self.took_s = 0.0
 
@@ -78,14 +69,14 @@ class SharedSampling:
     def logged(self) -> dict[str, float]:
         totals: dict[str, tuple[float, int]] = {}
         for each in self.rounds:
-            for name, value in (each.logged or {}).items():
+            for name, value in each.logged.items():
                 total, count = totals.get(name, (0.0, 0))
                 totals[name] = (total + value * each.completions, count + each.completions)
         return {name: total / count for name, (total, count) in totals.items()}
 
     def run(self, poll: Callable[[float], None]) -> None:
         """`poll` is called with the share that is done, and may raise to stop."""
-        began, total, context = self._clock(), len(self._problems), self._context
+        began, total, context = self._clock(), len(self._order.problems), self._context
 
         def serve_and_poll(wait_s: float = 0.0) -> None:
             self._serve(wait_s)
@@ -93,14 +84,10 @@ class SharedSampling:
 
         self._give()
         while len(self.groups) < total:
-            own = self._scheduler.take(0, self._clock())
-            if own:
-                problems = self._problems[own.start : own.stop]
-                sampled = scheduling.sample_round(
-                    context, 0, self._order, own.start, problems, lambda _: serve_and_poll()
-                )
+            if own := self._next_round(0):
+                sampled = scheduling.sample_round(context, 0, own, lambda _: serve_and_poll())
                 with ThreadPoolExecutor(1, "rewards") as pool:  # leaving it waits for the call that is running
-                    scoring = pool.submit(scheduling.score_round, context, self._order, sampled)
+                    scoring = pool.submit(scheduling.score_round, context, own, sampled)
                     while not scoring.done():
                         self._serve(SERVING_S)
                     scoring.result()
@@ -114,7 +101,7 @@ class SharedSampling:
             machine = self._workers.machines[message.rank]
             self._context.notes.extend(f"{machine}: {note}" for note in message.body["notes"])
             done: SampledRound = message.body["done"]
-            for own, group in zip(self._problems[done.start :], done.groups, strict=False):
+            for own, group in zip(self._order.problems[done.start :], done.groups, strict=False):
                 # With tools it came back, since environments may have added to the prompt.
                 group.problem = replace(group.problem, row=own.row) if group.problem.tokens else own
             self._take(done)
@@ -134,11 +121,15 @@ class SharedSampling:
 
     def _give(self) -> None:
         for rank in range(1, len(self._workers.machines)):
-            if rank not in self._scheduler.given and (places := self._scheduler.take(rank, self._clock())):
-                problems = self._problems[places.start : places.stop]
-                for problem in problems:
+            if rank not in self._scheduler.given and (order := self._next_round(rank)):
+                for problem in order.problems:
                     check_sendable(problem.row)
-                self._workers.send(rank, "sample", order=self._order, start=places.start, problems=problems)
+                self._workers.send(rank, "sample", order=order)
+
+    def _next_round(self, rank: int) -> SamplingOrder | None:
+        places = self._scheduler.take(rank, self._clock())
+        problems = self._order.problems[places.start : places.stop]
+        return replace(self._order, problems=problems, start=places.start) if problems else None
 
 
 class Leader:
@@ -276,6 +267,10 @@ class SharingContext(LeaderContext):
 
     notes: list[str] = field(default_factory=list)  # new messages of workers
 
+    def order(self, problems: list[Problem], step: int, seed: int, position: int, group_size: int) -> SamplingOrder:
+        epoch, scoring = self.prompt_stream.epoch, self.scoring.state()
+        return SamplingOrder(problems, step, epoch, seed, position, group_size, scoring)
+
     def rest(self) -> None:
         self.leader.workers.send_to_all("rest")
         super().rest()
@@ -289,8 +284,8 @@ class SharingContext(LeaderContext):
     ) -> dict[str, float]:
         leader = self.leader
         with work.timer.phase("rollout"):
-            how = step, config.seed, position, config.group_size
-            sampling = SharedSampling(self, problems, *how, work.timer.elapsed)
+            order = self.order(problems, step, config.seed, position, config.group_size)
+            sampling = SharedSampling(self, order, work.timer.elapsed)
             sampling.run(lambda share: work.poll("sampling", share))
             leader.shares.add_sampling(sampling.rounds, sampling.took_s, mx.get_peak_memory() / 1e9)
         for rank in set(range(leader.ranks.size)) - {each.rank for each in sampling.rounds}:
@@ -308,7 +303,8 @@ class SharingContext(LeaderContext):
     def held_out_groups(
         self, problems: list[Problem], step: int, config: Config, poll: Callable[[float], None]
     ) -> list[Group]:
-        sampling = SharedSampling(self, problems, step, EVAL_SEED, 0, config.num_generations_eval or config.group_size)
+        group_size = config.num_generations_eval or config.group_size
+        sampling = SharedSampling(self, self.order(problems, step, EVAL_SEED, 0, group_size))
         sampling.run(poll)
         if self.scoring.on_leader:
             self.scoring.score(sampling.groups, step, self.prompt_stream.epoch)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import date, datetime
 from datetime import time as clock_time
 from decimal import Decimal
@@ -37,26 +37,29 @@ class MessageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SamplingOrder:
-    """The common part of all rounds of one step, or of one evaluation."""
+    """What to sample of one step, or of one evaluation: all `problems`, or those of one round. `start`: place of the
+    first; `position`: number in the run of the one at place 0."""
 
+    problems: Sequence[Problem]
     step: int
     epoch: float
     seed: int
-    position: int  # the first problem's number in the run
+    position: int
     group_size: int
     scoring: list[dict[str, Any]]  # state of adaptive reward weights
+    start: int = 0
 
 
 @dataclass(slots=True)
 class SampledRound:
-    """Some of a step's problems, sampled and scored on one rank. `start`: place of the first."""
+    """A round, sampled and scored on one rank. `start`: place of the first problem."""
 
     rank: int
     start: int
     groups: list[Group]
     sampling_s: float = 0.0
     scoring_s: float = 0.0
-    logged: dict[str, float] | None = None  # the metrics that reward functions logged
+    logged: dict[str, float] = field(default_factory=dict[str, float])  # the metrics that reward functions logged
 
     @property
     def completions(self) -> int:

@@ -18,7 +18,7 @@ from backend.config.config import Config
 from backend.distributed.collectives import FlatCollectives, keep_together
 from backend.distributed.messages import SampledRound, SamplingOrder
 from backend.trainer.run_context import StepContext
-from backend.types import Group, Problem
+from backend.types import Group
 
 FIRST_SHARE = 0.75  # share of its even part in one round
 UNKNOWN_SHARE = 0.5  # the same while some pace is unknown
@@ -109,18 +109,11 @@ class PromptScheduler:
         return range(start, start + count)
 
 
-def sample_round(
-    parts: StepContext,
-    rank: int,
-    order: SamplingOrder,
-    start: int,
-    problems: Sequence[Problem],
-    poll: Callable[[int], None],
-) -> SampledRound:
+def sample_round(parts: StepContext, rank: int, order: SamplingOrder, poll: Callable[[int], None]) -> SampledRound:
     """Sample a group of every problem; not scored yet. `poll` as in `Sampler.sample`."""
-    began = time.perf_counter()
-    groups = parts.rollout.sample(problems, order.group_size, parts.sampling, order.seed, order.position + start, poll)
-    return SampledRound(rank, start, groups, sampling_s=time.perf_counter() - began)
+    began, first = time.perf_counter(), order.position + order.start
+    groups = parts.rollout.sample(order.problems, order.group_size, parts.sampling, order.seed, first, poll)
+    return SampledRound(rank, order.start, groups, sampling_s=time.perf_counter() - began)
 
 
 def score_round(parts: StepContext, order: SamplingOrder, sampled: SampledRound) -> None:

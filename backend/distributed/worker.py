@@ -128,9 +128,9 @@ class SharingWorker(Worker):
         self.config = with_reward_files(config, self._files)
         self.parts.change(self.config, keys, step)
 
-    def sample(self, order: SamplingOrder, start: int, problems: list[Problem]) -> None:
+    def sample(self, order: SamplingOrder) -> None:
         self.parts.scoring.restore(order.scoring)
-        done = sample_round(self.parts, self._ranks.rank, order, start, problems, lambda tokens: None)
+        done = sample_round(self.parts, self._ranks.rank, order, lambda tokens: None)
         score_round(self.parts, order, done)
         notes = [*self._notes, *self.parts.rollout.new_notes()]
         self._notes.clear()

@@ -16,7 +16,7 @@ import pytest
 from backend.config.config import parse
 from backend.distributed import messages
 from backend.distributed.leader import LEAST_S, TIMES, Leader, SharedSampling
-from backend.distributed.messages import SampledRound
+from backend.distributed.messages import SampledRound, SamplingOrder
 from backend.distributed.ranks import LostRankError, RankInfo
 from backend.distributed.scheduling import LearningReport, PromptScheduler, RankPaces, StepShares
 from backend.engine.penalties import Penalties
@@ -143,11 +143,9 @@ def sampling(paces: RankPaces, clock: Clock, scoring_s: float = 0.0) -> SharedSa
     problems = [Problem(number, "", [], [1], "") for number in range(8)]
     context: Any = SimpleNamespace(
         leader=SimpleNamespace(workers=SilentWorkers(2), paces=paces),
-        prompt_stream=SimpleNamespace(epoch=0.0),
-        scoring=SimpleNamespace(state=list),
         config=SimpleNamespace(reward_timeout=scoring_s, reward_functions=["length"]),
     )
-    return SharedSampling(context, problems, 1, 0, 0, 4, clock)
+    return SharedSampling(context, SamplingOrder(problems, 1, 0.0, 0, 0, 4, []), clock)
 
 
 @pytest.mark.parametrize("seen", [0, 1])
