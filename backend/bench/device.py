@@ -56,17 +56,15 @@ SIZES = {"hidden": "hidden_size", "layers": "num_hidden_layers", "intermediate":
 SIZES |= {"heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
 SIZES |= {"vocab": "vocab_size"}
 """Of a task's shape, in order → in config.json."""
-QWEN3: list[dict[str, Any]] = [
+SHAPES: list[dict[str, Any]] = [
     dict(zip(("name", *SIZES), sizes, strict=True))
     for sizes in (
+        ("tiny", 128, 2, 384, 4, 2, 32, 1024),
+        ("small", 256, 4, 768, 4, 2, 64, 8192),
         ("Qwen3-0.6B", 1024, 28, 3072, 16, 8, 128, 151936),
         ("Qwen3-1.7B", 2048, 28, 6144, 16, 8, 128, 151936),
         ("Qwen3-4B", 2560, 36, 9728, 32, 8, 128, 151936),
     )
-]
-TINY: list[dict[str, Any]] = [
-    dict(zip(("name", *SIZES), sizes, strict=True))
-    for sizes in (("tiny", 128, 2, 384, 4, 2, 32, 1024), ("small", 256, 4, 768, 4, 2, 64, 8192))
 ]
 
 
@@ -112,10 +110,11 @@ class Scale:
 def scale_for(gpu: bool, quick: bool) -> Scale:
     precisions = ("4-bit", "bf16") if gpu else ("4-bit float32", "bf16")
     if quick:
-        return Scale("quick", TINY[:1], precisions, (8, 32), 16, 32, 32, (2, 64), 2)
+        return Scale("quick", SHAPES[:1], precisions, (8, 32), 16, 32, 32, (2, 64), 2)
     if gpu:
-        return Scale("full", QWEN3, precisions)
-    return Scale("small", TINY, (*precisions, "float32"), sampled=32, learned=32, prefilled=(4, 64), most_rounds=3)
+        return Scale("full", SHAPES[2:], precisions)
+    precisions = (*precisions, "float32")
+    return Scale("small", SHAPES[:2], precisions, sampled=32, learned=32, prefilled=(4, 64), most_rounds=3)
 
 
 def tasks(scale: Scale) -> list[Task]:
@@ -146,9 +145,7 @@ def random_policy(config: Config, about: dict[str, Any]) -> Policy:
     arrays: list[mx.array] = [array for _, array in tree_flatten(model.parameters())]  # pyright: ignore
     for array in sorted(arrays, key=lambda array: -array.nbytes):
         mx.eval(array)
-    reference = copy_sharing_arrays(model)
-    reference.freeze()
-    reference.eval()
+    reference = copy_sharing_arrays(model).freeze().eval()
     attach_adapters(model, config)
     trainable: dict[str, Any] = dict(tree_flatten(model.trainable_parameters()))
     noise = [(name, LORA_B_STD * mx.random.normal(b.shape)) for name, b in trainable.items() if name.endswith("lora_b")]
@@ -268,28 +265,27 @@ class ModelBench:
                 learner.learn(batch)
 
             rounds, step_s = _rounds(lambda: _seconds(learn), allowance_s, task.most_rounds)
-            numbers = {"step_s": step_s, "tokens_per_s": task.rows * task.completion / step_s}
-            memory = {"peak_gb": mx.get_peak_memory() / GB, "estimate_gb": needs.training.total / GB}
-            return {"rounds": rounds, **numbers, **memory, "reductions": list(needs.reductions)}
-        to_sample["rows"] = to_sample["rows"] if to_sample["rows"] < task.rows else None
-        sampler = Sampler(self.policy, task.completion, **to_sample)
-        if task.measure == "gap":
-            return self._gap(task, config, sampler, self._learner(config, task, to_learn))
-        if task.measure == "prefill":
-            once = partial(_seconds, lambda: self._sample(task, config, sampler))
-            rounds, took_s = _rounds(once, allowance_s, task.most_rounds)
-            return {"rounds": rounds, "tokens_per_s": task.prompts * task.prompt / took_s}
+            numbers, estimate = {"step_s": step_s, "tokens_per_s": task.rows * task.completion / step_s}, needs.training
+        else:
+            to_sample["rows"] = to_sample["rows"] if to_sample["rows"] < task.rows else None
+            sampler = Sampler(self.policy, task.completion, **to_sample)
+            if task.measure == "gap":
+                return self._gap(task, config, sampler, self._learner(config, task, to_learn))
+            if task.measure == "prefill":
+                once = partial(_seconds, lambda: self._sample(task, config, sampler))
+                rounds, took_s = _rounds(once, allowance_s, task.most_rounds)
+                return {"rounds": rounds, "tokens_per_s": task.prompts * task.prompt / took_s}
 
-        def decode() -> float:
-            """Completion tokens a second of all rows, between the first chunk of decoding steps and the last."""
-            marks = list[tuple[float, int]]()
-            self._sample(task, config, sampler, lambda tokens: marks.append((_now(), tokens)))
-            (began, before), (ended, after) = marks[0], marks[-1]
-            return (after - before) / (ended - began)
+            def decode() -> float:
+                """Completion tokens a second of all rows, between the first chunk of decoding steps and the last."""
+                marks = list[tuple[float, int]]()
+                self._sample(task, config, sampler, lambda tokens: marks.append((_now(), tokens)))
+                (began, before), (ended, after) = marks[0], marks[-1]
+                return (after - before) / (ended - began)
 
-        rounds, rate = _rounds(decode, allowance_s, task.most_rounds)
-        memory = {"peak_gb": mx.get_peak_memory() / GB, "estimate_gb": needs.rollout.total / GB}
-        numbers = {"tokens_per_s": rate, "step_ms": 1000 * task.rows / rate}
+            rounds, rate = _rounds(decode, allowance_s, task.most_rounds)
+            numbers, estimate = {"tokens_per_s": rate, "step_ms": 1000 * task.rows / rate}, needs.rollout
+        memory = {"peak_gb": mx.get_peak_memory() / GB, "estimate_gb": estimate.total / GB}
         return {"rounds": rounds, **numbers, **memory, "reductions": list(needs.reductions)}
 
     def _problems(self, task: Task) -> list[Problem]:
