@@ -108,7 +108,7 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
 def _shared_by_leader(
     channel: LeaderChannel, collectives: MlxCollectives, backend: str, orders: ranks.Orders
 ) -> dict[str, Any]:
-    from backend.distributed.leader import Leader
+    from backend.distributed.leader import load_leader_context
 
     def report_lost(failure: UserError) -> None:
         if isinstance(failure, ranks.LostRankError):
@@ -117,12 +117,11 @@ def _shared_by_leader(
 
     collectives.check, channel.on_failure = channel.check, report_lost
     orders.report(met=True)
-    leader = Leader(channel, collectives, backend)
 
     def load_context(config: Any, note: Callable[[str], None], *rest: Any) -> Any:
         for sentence in orders.notes:
             note(sentence)
-        return leader.load_context(config, note, *rest)
+        return load_leader_context(channel, collectives, backend, config, note, *rest)
 
     return {"load": load_context, "look": channel.check, "goes_on": orders.goes_on}
 

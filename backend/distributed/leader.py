@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ class SharedSampling:
         self, context: SharingContext, order: SamplingOrder, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._context, self._order, self._clock = context, order, clock
-        self._workers, self._paces = context.leader.workers, context.leader.paces
+        self._workers, self._paces = context.workers, context.paces
         self._scheduler = scheduling.PromptScheduler(len(order.problems), order.group_size, self._paces)
         self.rounds: list[SampledRound] = []
         self.took_s = 0.0
@@ -132,83 +133,41 @@ class SharedSampling:
         return replace(self._order, problems=problems, start=places.start) if problems else None
 
 
-class Leader:
-    """Rank 0's end of the run. `backend`: for the event log."""
+@contextmanager
+def detect_hangs(workers: LeaderChannel, ranks: collectives.FlatCollectives, longest_s: float) -> Generator[None]:
+    """Raise LostRankError for the slowest worker where a collective takes much longer than this work ever has.
+    `longest_s`: seconds that it has taken; 0 if it was never done."""
 
-    def __init__(self, workers: LeaderChannel, ranks: collectives.FlatCollectives, backend: str) -> None:
-        self.workers, self.ranks, self.backend = workers, ranks, backend
-        self.paces, self.shares = scheduling.RankPaces(ranks.size), scheduling.StepShares()
-        self._longest_s: dict[str, float] = {}  # seconds of the longest work of each kind
+    def look(waited_s: float) -> None:
+        if waited_s > (LEAST_S + TIMES * longest_s if longest_s else FIRST_S):
+            usual = f"; a step took {longest_s:.1f} s" if longest_s else ""
+            why = f"answers, but the others have waited {waited_s:.0f} s for it to compute{usual}"
+            workers.give_up(workers.slowest(), why)
 
-    def load_context(
-        self,
-        config: Config,
-        note: Note,
-        inputs: RunInputs | None = None,
-        most: StepSize = WHOLE_STEP,
-        shared: SharedResources | None = None,
-        stages: Sequence[Config] = (),
-    ) -> RunContext:
-        """As `run_context.load_context`, while the workers load theirs. Raises UserError, and the channel's errors."""
-        assert shared is None or shared.base is None, "runs that share a process have no ranks of their own"
-        stages, machines = stages or stage_configs(config), [each for each in self.workers.machines if each.memory_gb]
-        # The type that all ranks compute in: one that the smallest machine has memory for, and on Macs as it is.
-        dtype = stages[0].dtype, ""
-        if shared is not None and shared.dtype:
-            dtype = shared.dtype
-        elif not any(machine.chip.startswith("Apple") for machine in machines):
-            smallest = min((round(machine.memory_gb * GB) for machine in machines), default=None)
-            dtype = dtype_here(stages, None if smallest is None else usable_bytes(smallest))
-        shared = SharedResources(None, dtype)
-        if config.parallelism == "tensor":
-            assert isinstance(self.ranks, collectives.MlxCollectives)
-            engine = ShardedEngine(self.workers, self.ranks)
-            make = partial(ShardedContext, leader=self, config=config, engine=engine)
-            return load_context(config, note, inputs, most, shared, stages, engine, make)
-        chosen = config.model_copy(update={"dtype": dtype[0]})
-        self.workers.send_to_all("load", config=chosen, stages=[*stages], code=reward_code(config))
-        make = partial(SharingContext, leader=self, config=config)
-        own = load_context(config, note, inputs, most, shared, stages, make=make)
-        own.learner.forward.ranks = self.ranks
-        sizes = {"steps": own.steps, "longest_prompts": own.longest_prompts, "images": own.images}
-        self.workers.send_to_all("build", **sizes, most=most)
-        collectives.check_same_base(own.policy, config, self.ranks, self.workers.machines)
-        return own
-
-    def observe(self, work: str, seconds: float) -> None:
-        self._longest_s[work] = max(self._longest_s.get(work, 0.0), seconds)
-
-    @contextmanager
-    def detect_hangs(self, work: str) -> Generator[None]:
-        """Raise LostRankError for the slowest worker where a collective takes much longer than this work ever has."""
-        longest_s = self._longest_s.get(work, 0.0)
-
-        def look(waited_s: float) -> None:
-            if waited_s > (LEAST_S + TIMES * longest_s if longest_s else FIRST_S):
-                usual = f"; a step took {longest_s:.1f} s" if longest_s else ""
-                why = f"answers, but the others have waited {waited_s:.0f} s for it to compute{usual}"
-                self.workers.give_up(self.workers.slowest(), why)
-
-        self.ranks.waiting = look
-        try:
-            yield
-        finally:
-            self.ranks.waiting = collectives.do_nothing
+    ranks.waiting = look
+    try:
+        yield
+    finally:
+        ranks.waiting = collectives.do_nothing
 
 
 @dataclass
 class LeaderContext(RunContext):
-    leader: Leader
+    """The context of rank 0. `backend`: for the event log."""
+
+    workers: LeaderChannel
+    ranks: collectives.FlatCollectives
+    backend: str
     config: Config  # the settings that the workers have
     kept: collectives.StepSnapshot | None = None  # the state before the present step's updates
 
     def together(self, kind: str, call: Callable[[], T], **body: Any) -> T:
         """The result of `call`, while the workers obey the message."""
-        self.leader.workers.send_to_all(kind, **body)
+        self.workers.send_to_all(kind, **body)
         return call()
 
     def begin(self) -> None:
-        follow = partial(collectives.follow_leader, self.learner, self.config, self.leader.ranks)
+        follow = partial(collectives.follow_leader, self.learner, self.config, self.ranks)
         algorithm = [*self.learner.algorithm.state()]
         self.together("follow", follow, updates=self.learner.updates, algorithm=algorithm)
 
@@ -218,14 +177,14 @@ class LeaderContext(RunContext):
         self.together("change", change, config=config, keys=[*keys], step=step)
 
     def of_ranks(self) -> dict[str, Any]:
-        machines = [*map(asdict, self.leader.workers.machines)]
-        return {"ranks": len(machines), "machines": machines, "distributed_backend": self.leader.backend}
+        machines = [*map(asdict, self.workers.machines)]
+        return {"ranks": len(machines), "machines": machines, "distributed_backend": self.backend}
 
     def learn_together(
         self, groups: list[Group], config: Config, poll: Callable[[], None]
     ) -> tuple[dict[str, float], list[scheduling.LearningReport]]:
         self.kept = collectives.StepSnapshot.of(self.learner, config)
-        call = partial(scheduling.learn_together, self, groups, config, poll, self.leader.ranks)
+        call = partial(scheduling.learn_together, self, groups, config, poll, self.ranks)
         learned = self.together("learn", call, **self.to_send(groups))
         self.kept = None
         return learned
@@ -257,7 +216,7 @@ class LeaderContext(RunContext):
         return {"groups": sent, "speeds": [*self.learner.forward.speeds]}
 
     def close(self) -> None:
-        self.leader.workers.send_to_all("end")
+        self.workers.send_to_all("end")
         super().close()
 
 
@@ -265,14 +224,20 @@ class LeaderContext(RunContext):
 class SharingContext(LeaderContext):
     """The context of a run whose prompts are shared."""
 
+    shares: scheduling.StepShares = field(default_factory=scheduling.StepShares)
+    paces: scheduling.RankPaces = field(init=False)
+    longest_s: Counter[str] = field(default_factory=Counter)  # seconds of the longest learning and measuring
     notes: list[str] = field(default_factory=list)  # new messages of workers
+
+    def __post_init__(self) -> None:
+        self.paces = scheduling.RankPaces(self.ranks.size)
 
     def order(self, problems: list[Problem], step: int, seed: int, position: int, group_size: int) -> SamplingOrder:
         epoch, scoring = self.prompt_stream.epoch, self.scoring.state()
         return SamplingOrder(problems, step, epoch, seed, position, group_size, scoring)
 
     def rest(self) -> None:
-        self.leader.workers.send_to_all("rest")
+        self.workers.send_to_all("rest")
         super().rest()
 
     def new_notes(self) -> list[str]:
@@ -282,14 +247,13 @@ class SharingContext(LeaderContext):
     def sample_and_score(
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
     ) -> dict[str, float]:
-        leader = self.leader
         with work.timer.phase("rollout"):
             order = self.order(problems, step, config.seed, position, config.group_size)
             sampling = SharedSampling(self, order, work.timer.elapsed)
             sampling.run(lambda share: work.poll("sampling", share))
-            leader.shares.add_sampling(sampling.rounds, sampling.took_s, mx.get_peak_memory() / 1e9)
-        for rank in set(range(leader.ranks.size)) - {each.rank for each in sampling.rounds}:
-            leader.paces.assume_faster(rank)
+            self.shares.add_sampling(sampling.rounds, sampling.took_s, mx.get_peak_memory() / 1e9)
+        for rank in set(range(self.ranks.size)) - {each.rank for each in sampling.rounds}:
+            self.paces.assume_faster(rank)
         work.timer.count_as("reward", sum(each.scoring_s for each in sampling.rounds if each.rank == 0))
         groups, logged = sampling.groups, sampling.logged
         work.groups.extend(groups)
@@ -311,8 +275,8 @@ class SharingContext(LeaderContext):
         return sampling.groups
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
-        leader, paused_s = self.leader, 0.0
-        self.learner.forward.speeds = leader.shares.speeds(leader.paces.speeds())
+        paused_s = 0.0
+        self.learner.forward.speeds = self.shares.speeds(self.paces.speeds())
 
         def timed_poll() -> None:
             nonlocal paused_s
@@ -320,17 +284,17 @@ class SharingContext(LeaderContext):
             poll()
             paused_s += time.perf_counter() - began
 
-        with leader.detect_hangs("learn"):
+        with detect_hangs(self.workers, self.ranks, self.longest_s["learn"]):
             metrics, reports = self.learn_together(groups, config, timed_poll)
         own, *others = (report.busy_s for report in reports)
-        leader.observe("learn", max(own - paused_s, *others))
-        return metrics | leader.shares.metrics(reports)
+        self.longest_s["learn"] = max(self.longest_s["learn"], own - paused_s, *others)
+        return metrics | self.shares.metrics(reports)
 
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         began = time.perf_counter()
-        with self.leader.detect_hangs("measure"):
+        with detect_hangs(self.workers, self.ranks, self.longest_s["measure"]):
             metrics = super().held_out_metrics(groups, config, poll)
-        self.leader.observe("measure", time.perf_counter() - began)
+        self.longest_s["measure"] = max(self.longest_s["measure"], time.perf_counter() - began)
         return metrics
 
 
@@ -455,3 +419,43 @@ class ShardedContext(LeaderContext):
 
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         return super().held_out_metrics(groups, config, lambda: self.engine.meet(poll))
+
+
+def load_leader_context(
+    workers: LeaderChannel,
+    ranks: collectives.FlatCollectives,
+    backend: str,
+    config: Config,
+    note: Note,
+    inputs: RunInputs | None = None,
+    most: StepSize = WHOLE_STEP,
+    shared: SharedResources | None = None,
+    stages: Sequence[Config] = (),
+) -> RunContext:
+    """As `load_context`, while the workers load theirs. Raises UserError, and the channel's errors."""
+    assert shared is None or shared.base is None, "runs that share a process have no ranks of their own"
+    stages = stages or stage_configs(config)
+    # The type that all ranks compute in: one that the smallest machine has memory for, and on Macs as it is.
+    dtype = stages[0].dtype, ""
+    if shared is not None and shared.dtype:
+        dtype = shared.dtype
+    elif not any(machine.chip.startswith("Apple") for machine in workers.machines):
+        smallest_gb = min(machine.memory_gb for machine in workers.machines)
+        dtype = dtype_here(stages, usable_bytes(round(smallest_gb * GB)))
+    shared, own = (
+        SharedResources(None, dtype),
+        {"workers": workers, "ranks": ranks, "backend": backend, "config": config},
+    )
+    if config.parallelism == "tensor":
+        assert isinstance(ranks, collectives.MlxCollectives)
+        engine = ShardedEngine(workers, ranks)
+        make = partial(ShardedContext, engine=engine, **own)
+        return load_context(config, note, inputs, most, shared, stages, engine, make)
+    chosen = config.model_copy(update={"dtype": dtype[0]})
+    workers.send_to_all("load", config=chosen, stages=[*stages], code=reward_code(config))
+    context = load_context(config, note, inputs, most, shared, stages, make=partial(SharingContext, **own))
+    context.learner.forward.ranks = ranks
+    sizes = {"steps": context.steps, "longest_prompts": context.longest_prompts, "images": context.images}
+    workers.send_to_all("build", **sizes, most=most)
+    collectives.check_same_base(context.policy, config, ranks, workers.machines)
+    return context

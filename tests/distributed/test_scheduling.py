@@ -15,7 +15,7 @@ import pytest
 
 from backend.config.config import parse
 from backend.distributed import messages
-from backend.distributed.leader import LEAST_S, TIMES, Leader, SharedSampling
+from backend.distributed.leader import LEAST_S, TIMES, SharedSampling, detect_hangs
 from backend.distributed.messages import SampledRound, SamplingOrder
 from backend.distributed.ranks import LostRankError, RankInfo
 from backend.distributed.scheduling import LearningReport, PromptScheduler, RankPaces, StepShares
@@ -142,7 +142,8 @@ class Clock:
 def sampling(paces: RankPaces, clock: Clock, scoring_s: float = 0.0) -> SharedSampling:
     problems = [Problem(number, "", [], [1], "") for number in range(8)]
     context: Any = SimpleNamespace(
-        leader=SimpleNamespace(workers=SilentWorkers(2), paces=paces),
+        workers=SilentWorkers(2),
+        paces=paces,
         config=SimpleNamespace(reward_timeout=scoring_s, reward_functions=["length"]),
     )
     return SharedSampling(context, SamplingOrder(problems, 1, 0.0, 0, 0, 4, []), clock)
@@ -168,12 +169,10 @@ def test_a_round_that_never_ends_is_that_of_a_rank_that_hangs(seen: int) -> None
 
 
 def test_a_rank_that_does_not_come_to_an_update_is_given_up() -> None:
-    ranks = SimpleNamespace(rank=0, size=3, waiting=None)
-    leader = Leader(SilentWorkers(3), ranks, "ring")  # pyright: ignore[reportArgumentType]
-    with leader.detect_hangs("learn"):
+    ranks, workers = SimpleNamespace(rank=0, size=3, waiting=None), SilentWorkers(3)
+    with detect_hangs(workers, ranks, 0.0):  # pyright: ignore[reportArgumentType]
         ranks.waiting(3000)  # the first step: nothing is usual
-    leader.observe("learn", 2.0)
-    with leader.detect_hangs("learn"):
+    with detect_hangs(workers, ranks, 2.0):  # pyright: ignore[reportArgumentType]
         ranks.waiting(LEAST_S + TIMES * 2 - 1)
         with pytest.raises(LostRankError, match="others have waited 141 s for it to compute; a step took 2") as lost:
             ranks.waiting(LEAST_S + TIMES * 2 + 1)

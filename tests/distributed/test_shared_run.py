@@ -6,6 +6,7 @@ for each, joined by mlx's ring or by MPI.
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from backend.config.config import parse
-from backend.distributed.leader import Leader
+from backend.distributed.leader import load_leader_context
 from backend.distributed.worker import work
 from backend.runs.run_folder import RunFolder
 from backend.trainer.control import Stopped
@@ -66,7 +67,7 @@ def train_on_threads(raw: dict[str, Any], run: RunFolder, size: int, until: int 
         try:
             if ranks.rank:
                 return work(channel, ranks)
-            load = Leader(channel, ranks, "threads").load_context
+            load = partial(load_leader_context, channel, ranks, "threads")
             return train(parse(raw), run, command="a test", look=look, changes=changes, load=load)
         except BaseException as error:
             if ranks.rank:

@@ -112,7 +112,7 @@ def thread_channel(ranks: ThreadCollectives, pairs: dict[int, tuple[socket.socke
     if ranks.rank:
         channel = ThreadLeader(pairs[ranks.rank][1], ranks)
     else:
-        machines = [RankInfo(rank, f"thread-{rank}") for rank in range(ranks.size)]
+        machines = [RankInfo(rank, f"thread-{rank}", memory_gb=64.0) for rank in range(ranks.size)]
         channel = ThreadWorkers({rank: pair[0] for rank, pair in pairs.items()}, machines)
     channel.turn = ranks.meeting.turn
     return channel

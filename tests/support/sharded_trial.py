@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from backend.config.config import parse
 from backend.distributed.channel import WorkerChannel, open_channel
 from backend.distributed.collectives import MlxCollectives, init_collectives
-from backend.distributed.leader import Leader
+from backend.distributed.leader import load_leader_context
 from backend.distributed.worker import work
 from backend.models.policy import Policy
 from backend.models.sharded_policy import load_sharded_policy
@@ -136,9 +137,8 @@ def _train(folder: Path, ranks: MlxCollectives) -> None:
             if raw["stop_after"] in small_run.steps(run):
                 raise Stopped("the test asked for it")
 
-        ending = train(
-            parse(raw["settings"]), run, command="a test", look=look, load=Leader(channel, ranks, "ring").load_context
-        )
+        load = partial(load_leader_context, channel, ranks, "ring")
+        ending = train(parse(raw["settings"]), run, command="a test", look=look, load=load)
         (folder / "ending").write_text(ending.kind)
     channel.close()
 
