@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -226,7 +225,8 @@ class SharingContext(LeaderContext):
 
     shares: scheduling.StepShares = field(default_factory=scheduling.StepShares)
     paces: scheduling.RankPaces = field(init=False)
-    longest_s: Counter[str] = field(default_factory=Counter)  # seconds of the longest learning and measuring
+    learning_s: float = 0.0  # seconds of the longest learning
+    measuring_s: float = 0.0
     notes: list[str] = field(default_factory=list)  # new messages of workers
 
     def __post_init__(self) -> None:
@@ -284,17 +284,17 @@ class SharingContext(LeaderContext):
             poll()
             paused_s += time.perf_counter() - began
 
-        with detect_hangs(self.workers, self.ranks, self.longest_s["learn"]):
+        with detect_hangs(self.workers, self.ranks, self.learning_s):
             metrics, reports = self.learn_together(groups, config, timed_poll)
         own, *others = (report.busy_s for report in reports)
-        self.longest_s["learn"] = max(self.longest_s["learn"], own - paused_s, *others)
+        self.learning_s = max(self.learning_s, own - paused_s, *others)
         return metrics | self.shares.metrics(reports)
 
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         began = time.perf_counter()
-        with detect_hangs(self.workers, self.ranks, self.longest_s["measure"]):
+        with detect_hangs(self.workers, self.ranks, self.measuring_s):
             metrics = super().held_out_metrics(groups, config, poll)
-        self.longest_s["measure"] = max(self.longest_s["measure"], time.perf_counter() - began)
+        self.measuring_s = max(self.measuring_s, time.perf_counter() - began)
         return metrics
 
 
