@@ -28,7 +28,6 @@ from backend.export.trained_weights import AdapterFiles, TrainedWeights, open_mo
 from backend.export.verify import SAMPLES, TOLERANCE, Verification, compare, make_reference
 from backend.export.writer import save_arrays
 from backend.models.adapters import adaptable_layers, adapter_about, array_names, whole_modules
-from backend.models.architectures import is_named
 from backend.models.model_folder import LARGEST_RANK, PATH, header_of, read_object
 from backend.models.tokenizers import load_tokenizer
 from backend.utils.disk import whole_folder
@@ -64,8 +63,7 @@ _LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>A\.weight|B\.weight|magnitude_
 
 Rank = Annotated[int, Field(ge=1, le=LARGEST_RANK)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-_or_empty_list, _or_empty_dict = BeforeValidator(lambda value: value or []), BeforeValidator(lambda value: value or {})
-Names = Annotated[list[str] | str, _or_empty_list]  # names, or a pattern
+_or_empty = BeforeValidator(lambda value: value or {})
 
 
 class PeftSettings(BaseModel):
@@ -76,30 +74,13 @@ class PeftSettings(BaseModel):
     base: str | None = Field("", alias="base_model_name_or_path")
     rank: Rank = Field(8, alias="r")
     alpha: Number = Field(8.0, alias="lora_alpha")
-    rank_pattern: Annotated[dict[str, Rank], _or_empty_dict] = {}
-    alpha_pattern: Annotated[dict[str, Number], _or_empty_dict] = {}
+    rank_pattern: Annotated[dict[str, Rank], _or_empty] = {}
+    alpha_pattern: Annotated[dict[str, Number], _or_empty] = {}
     uses_rslora: bool | None = Field(False, alias="use_rslora")
     uses_dora: bool | None = Field(False, alias="use_dora")
     dropout: Annotated[Number, AfterValidator(lambda x: min(max(x, 0.0), 0.99))] = Field(0.0, alias="lora_dropout")
-    targets: Names = Field([], alias="target_modules")
-    excluded: Names = Field([], alias="exclude_modules")
-    layers: int | list[int] | None = Field(None, alias="layers_to_transform")
-    modules_to_save: Annotated[list[str], _or_empty_list] = []
     ties_weights: bool | None = Field(False, alias="ensure_weight_tying")
     """A trained embedding is also the output layer if tied."""
-
-    def means(self, layer: str) -> bool:
-        """True if `target_modules` names this layer; False for patterns."""
-        if isinstance(self.targets, str) or isinstance(self.excluded, str):
-            return False
-        parts = layer.split(".")
-        parents = (".".join(parts[: end + 1]) for end in range(len(parts)))
-        if not is_named(layer, self.targets) or is_named(layer, self.excluded):
-            return False
-        if any(is_named(parent, self.modules_to_save) for parent in parents):
-            return False
-        number = next((int(part) for part in parts if part.isdigit()), None)
-        return not self.layers or number in ([self.layers] if isinstance(self.layers, int) else self.layers)
 
 
 def tidy(number: float) -> float:
@@ -425,11 +406,6 @@ def _check_places(adapter: PeftAdapter, origin: Origin) -> None:
     for name, array in adapter.based_on.items():
         if not mx.array_equal(array, origin.tensor(name).astype(array.dtype)):
             raise UserError(SETTING, f"The adapter was trained on another {quote(name, NAME)} than the model's.")
-    for name, shape in origin.shapes.items():
-        layer = name.removesuffix(".weight")
-        is_linear = len(shape) == 2 and name.endswith(".weight") and name in sources
-        if is_linear and layer not in adapter.layers and adapter.settings.means(layer):
-            raise UserError(SETTING, f"The adapter of {quote(layer, NAME)} is missing, and target_modules names it.")
 
 
 def _carried(runs: list[RowRun], tensors: Mapping[str, LowRank], origin: Origin, experts: int, scale: float) -> LowRank:

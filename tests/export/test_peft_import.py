@@ -48,7 +48,7 @@ def write_peft(
         arrays[f"{PREFIX}{name}.lora_A.weight"] = 0.3 * mx.random.normal((rank, width))
         arrays[f"{PREFIX}{name}.lora_B.weight"] = 0.3 * mx.random.normal((rows, rank))
     mx.save_safetensors(str(folder / ARRAYS), arrays, metadata={"format": "pt"})
-    usual = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": sorted(layers)}
+    usual = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
     (folder / "adapter_config.json").write_text(json.dumps(usual | {"base_model_name_or_path": str(base)} | settings))
     return folder
 
@@ -104,7 +104,6 @@ def test_ranks_and_alphas_by_pattern_become_one_rank_and_one_scale(tmp_path: Pat
         {Q: (HIDDEN, HIDDEN, 4), UP: (INNER, HIDDEN, 2), other: (HIDDEN, HIDDEN, 4)},
         rank_pattern={"up_proj": 2},
         alpha_pattern={r"layers\.1\..*_proj": 6, other: 8},
-        target_modules=".*proj",
         bias="none",
     )
     imported = import_adapter(folder, str(base), tmp_path / "mlx")
@@ -128,7 +127,7 @@ def test_adapters_of_experts_are_stacked(tmp_path: Path) -> None:
         f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w1": (INNER, HIDDEN, 4)
         for layer, expert in ((0, 0), (0, 3), (1, 2))
     }
-    folder = write_peft(tmp_path / "peft", layers, target_modules="all-linear")
+    folder = write_peft(tmp_path / "peft", layers)
     imported = import_adapter(folder, str(published), tmp_path / "mlx")
     assert imported.sentences[0].startswith("2 layers")
     assert imported.verification is not None and imported.verification.max_error < 1e-4
@@ -159,7 +158,7 @@ SHAPES = {"gate.weight": (3, 4), "up.weight": (2, 4), "qk.weight": (5, 4)}
 
 
 def fused(tmp_path: Path, layers: Mapping[str, LowRank]) -> Mapping[str, Any]:
-    settings = read_settings(write_peft(tmp_path / "peft", {}, target_modules=".*") / "adapter_config.json")
+    settings = read_settings(write_peft(tmp_path / "peft", {}) / "adapter_config.json")
     return carried_adapter(PeftAdapter(settings, layers, {}, {}), Origin(SHAPES, JOINED, None, False), Fused()).layers
 
 
@@ -234,7 +233,6 @@ EMBEDDED, EMBEDDING_PARTS = f"{PREFIX}model.embed_tokens", ("base_layer.weight",
 A, B = (f"{PREFIX}{Q}.lora_{letter}.weight" for letter in "AB")
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no B": (arrays(lambda held: held.pop(B)), f"{Q} is not whole: its B is missing"),
-    "a layer missing": (arrays(lambda held: (held.pop(A), held.pop(B))), "is missing, and target_modules names it"),
     "another rank": (settings(r=8), r"its rank is 8"),
     "turned": (arrays(lambda held: held.update({A: held[A].T})), f"{Q} is A \\[32, 4\\] and B"),
     "another width": (arrays(lambda held: held.update({A: held[A][:, :8]})), r"and its adapter is for \[32, 8\]"),
@@ -273,8 +271,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layers = {Q: (HIDDEN, HIDDEN, 4), UP: (INNER, HIDDEN, 4)}
-    adapted = {"target_modules": ["layers.1.self_attn.q_proj", "up_proj"], "layers_to_transform": [1]}
-    return write_peft(tmp_path_factory.mktemp("adapter") / "peft", layers, base="../../no-such-folder", **adapted)
+    return write_peft(tmp_path_factory.mktemp("adapter") / "peft", layers, base="../../no-such-folder")
 
 
 @pytest.mark.parametrize("damage", HOSTILE)
