@@ -27,7 +27,7 @@ from backend.models.architectures import is_text_part, language_model, mlx_lm_se
 from backend.models.hub_client import hub_errors
 from backend.models.inventory import is_incomplete
 from backend.models.model_folder import check_arrays, check_config
-from backend.models.tokenizers import is_panic, load_tokenizer
+from backend.models.tokenizers import load_tokenizer, refusing
 from backend.runs.start_progress import DownloadListener, telling
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
@@ -156,18 +156,10 @@ def loading(name: str, setting: str) -> Iterator[None]:
     stdout = io.StringIO()
     refused = f"{_called(name)} cannot be loaded"
     try:
-        with contextlib.redirect_stdout(stdout):
+        with contextlib.redirect_stdout(stdout), refusing(refused, setting):
             yield
-    except UserError:
-        raise
     except SystemExit as end:  # some models' code prints a missing package and exits
         raise UserError(setting, f"{refused}: {reason_of(end, stdout.getvalue())}.") from end
-    except Exception as error:  # of any kind: mlx-lm, transformers, the Hub and the model's own code raise here
-        raise UserError(setting, f"{refused}: {reason_of(error)}.") from error
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise UserError(setting, f"{refused}: its files are broken.") from error
 
 
 def check_runs(model: nn.Module, name: str, setting: str) -> None:

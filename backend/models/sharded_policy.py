@@ -4,6 +4,7 @@ so all ranks must run the same passes in the same order."""
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -26,25 +27,16 @@ from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ShardedPolicy(Policy):
-    """This rank's part of a policy. `masters` are the whole float32 adapters, equal on all ranks."""
+    """This rank's part of a policy. `masters` are the whole float32 adapters, equal on all ranks. `add_up`: of
+    gradients over ranks."""
+
+    adapters: Adapters
+    group: mx.distributed.Group
+    add_up: Sum
 
     is_sharded: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        model_config: dict[str, Any],
-        reference: nn.Module | None,
-        whole: Any,
-        adapted_keys: list[str],
-        adapters: Adapters,
-        group: mx.distributed.Group,
-        add_up: Sum,
-    ) -> None:
-        self.adapters, self.group, self._add_up = adapters, group, add_up
-        super().__init__(model, tokenizer, model_config, reference, masters=whole, adapted_keys=adapted_keys)
 
     def images_of(self, problems: Iterable[Problem]) -> list[PromptImages | None]:
         if any(problem.images for problem in problems):
@@ -58,7 +50,7 @@ class ShardedPolicy(Policy):
         mx.eval(self.arrays())
 
     def gather_gradient(self, gradient: Any) -> Any:
-        return self.adapters.gather_gradient(gradient, self._add_up)
+        return self.adapters.gather_gradient(gradient, self.add_up)
 
     def broadcast_from_rank0(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """Rank 0's values of 32-bit arrays of one shape; exact, since bits are added to zeros."""
@@ -96,7 +88,9 @@ def load_sharded_policy(
     check_runs(model, config.model, "model")
     check_computes(model, config)
     check_can_learn(model, config.model)
-    return ShardedPolicy(model, tokenizer, model_config, reference, whole, keys, of_group, group, add_up)
+    return ShardedPolicy(
+        model, tokenizer, model_config, reference, {}, whole, keys, adapters=of_group, group=group, add_up=add_up
+    )
 
 
 def check_divides(model: nn.Module, config: ModelSettings, size: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,23 +38,27 @@ def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = No
     import_mlx_lm()
     from mlx_lm.utils import load_tokenizer as load
 
-    cannot = f"The tokenizer in {quote(folder, 70)} cannot be loaded"
-    try:
+    with refusing(f"The tokenizer in {quote(folder, 70)} cannot be loaded", setting):
         tokenizer = load(folder, tokenizer_config_extra=NO_CODE, eos_token_ids=eos_token_ids)
         # Else it says that a long text ends in errors: who encodes it here checks its length.
         tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
         return tokenizer
-    except Exception as error:  # transformers raises anything at all for files that it cannot read
-        raise UserError(setting, f"{cannot}: {reason_of(error)}.") from error
+
+
+@contextmanager
+def refusing(sentence: str, setting: str) -> Iterator[None]:
+    """Raise what mlx-lm, transformers, the Hub and a model's own code raise, which may be anything, as a UserError:
+    `sentence` and the reason."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(setting, f"{sentence}: {reason_of(error)}.") from error
     except BaseException as error:
-        if not is_panic(error):
+        if type(error).__name__ != "PanicException":  # of Rust, in `tokenizers`; it has no public class
             raise
-        raise UserError(setting, f"{cannot}: its files are broken.") from error
-
-
-def is_panic(error: BaseException) -> bool:
-    """True for a Rust panic in `tokenizers`, a BaseException without a public class."""
-    return type(error).__name__ == "PanicException"
+        raise UserError(setting, f"{sentence}: its files are broken.") from error
 
 
 def tokenizer_folder(name: str) -> Path:

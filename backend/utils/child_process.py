@@ -90,21 +90,14 @@ def start_beside(command: Sequence[str], folder: Path, log: IO[bytes]) -> subpro
 
 
 class ChildProcess:
-    """A child that answers one request at a time; callers that share it hold a lock. `stop` waits `grace_s` before it
-    kills. With `own_session` Ctrl-C does not reach the child. Lines that do not begin with `marker` are passed over."""
+    """A child in a session of its own, which answers one request at a time; callers that share it hold a lock. `stop`
+    waits `grace_s` before it kills. Lines that do not begin with `marker` are passed over."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        grace_s: float,
-        environment: Mapping[str, str] | None = None,
-        folder: Path | None = None,
-        own_session: bool = True,
-        marker: str = "",
+        self, command: Sequence[str], *, grace_s: float, environment: Mapping[str, str] | None = None, marker: str = ""
     ) -> None:
         self.command, self.grace_s, self._marker = list(command), grace_s, marker.encode()
-        self._environment, self._folder, self._own_session = environment, folder, own_session
+        self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr = StderrTail()
         self._received = b""
@@ -165,9 +158,8 @@ class ChildProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=self._folder,
             env=backend_environment() if self._environment is None else self._environment,
-            start_new_session=self._own_session,
+            start_new_session=True,  # so that Ctrl-C does not reach the child
         )
         self._received, self._stderr = b"", StderrTail(self._process.stderr)
 
