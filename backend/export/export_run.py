@@ -15,33 +15,13 @@ from backend.config.config import Config
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import check_columns
-from backend.export import gguf_file, lm_studio_rules, writer
-from backend.export.exports import (
-    Export,
-    ExportFormat,
-    Progress,
-    destination_of,
-    exported_bytes,
-    folder_bytes,
-    format_named,
-    silent,
-    staging_folder,
-)
+from backend.export import exports, gguf_file, lm_studio_rules, verify, writer
+from backend.export.exports import Export, ExportFormat, Progress
 from backend.export.originals import OriginalFiles, fetch_original, trained_on_original, write_merged
 from backend.export.peft_export import write_peft_adapter
 from backend.export.peft_import import merged_model, read_peft_adapter
 from backend.export.trained_weights import AdapterFiles, TrainedWeights, open_model
-from backend.export.verify import (
-    SAMPLES,
-    TOLERANCE,
-    AnsweredPrompt,
-    NotFiniteError,
-    OpenModel,
-    Verification,
-    compare,
-    make_reference,
-    verify_folder,
-)
+from backend.export.verify import TOLERANCE, AnsweredPrompt, NotFiniteError, OpenModel, Verification
 from backend.models.architectures import is_text_part
 from backend.models.model_folder import check_adapter_config, header_of
 from backend.models.policy import is_quantised, load_policy
@@ -132,10 +112,10 @@ class ExportedModel:
         }
 
 
-def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> ExportedModel:
+def export_run(run: RunFolder, export: Export, progress: Progress = exports.silent) -> ExportedModel:
     """Export a run's weights; on any error an old model stays. Raises UserError, RuntimeError if the result differs."""
-    format_ = format_named(export.format)
-    destination = destination_of(run, export, format_)
+    format_ = exports.format_named(export.format)
+    destination = exports.destination_of(run, export, format_)
     require_plain_files(run.path)  # a copy would follow links, and an upload publish their targets
     config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
     trained, held_out = run_weights(run, config, export.checkpoint), export.held_out
@@ -164,12 +144,12 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
             gguf_file.check(original, trained.tokenizer)
     require_room(destination.workshop, _needed_bytes(trained, format_), "The model")
     target = destination.target
-    with writing(target, also_computes=True), staging_folder(destination.workshop, target) as staging:
+    with writing(target, also_computes=True), exports.staging_folder(destination.workshop, target) as staging:
         if trained.adapters:  # a running trainer replaces its own
             trained = replace(trained, adapters=trained.adapters.copied_to(staging / "adapters"))
         progress("Computing what the trained model answers.")
         tokenizer, tolerance = load_tokenizer(trained.tokenizer), _tolerance(trained, format_)
-        reference = make_reference(trained, tokenizer, samples, tolerance)
+        reference = verify.make_reference(trained, tokenizer, samples, tolerance)
         built = staging / "new"
         lost, reopened = write_in_format(trained, format_, original, built, progress)
         notes += lost
@@ -178,9 +158,9 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
         progress("Loading it back and comparing.")
         try:
             if format_.kind == "model":
-                verification = verify_folder(built, load_tokenizer(built), reference, reopened)
+                verification = verify.verify_folder(built, load_tokenizer(built), reference, reopened)
             else:
-                verification = compare(built, reference, reopened)
+                verification = verify.compare(built, reference, reopened)
         except NotFiniteError:
             if format_.dtype != "float16":
                 raise
@@ -196,7 +176,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
             progress(doing, 0.0)
             requested = replace(requested, adapters=trained.adapters)
             difference = comparison.compare(requested, built, lambda done: progress(doing, done))
-        size = folder_bytes(built)
+        size = exports.folder_bytes(built)
         place = destination.deliver(built)
     of = original.name if original is not None else None
     return ExportedModel(place, target, format_.key, size, verification, difference, notes, of)
@@ -206,7 +186,7 @@ def _needed_bytes(trained: TrainedWeights, format_: ExportFormat) -> int:
     adapters = 2 * trained.adapters.arrays.stat().st_size if trained.adapters else 0
     if format_.kind == "adapter":
         return adapters
-    size = exported_bytes(trained.base, format_, trained.quantization)
+    size = exports.exported_bytes(trained.base, format_, trained.quantization)
     if size is None:  # unknown from the files: as large as the base, or as 4 bits in 16
         shape = shape_of(trained.base)
         is_packed = shape is not None and shape.quantised
@@ -262,7 +242,7 @@ def write_in_format(
         mx.clear_cache()
 
 
-def exports(config: Config) -> bool:
+def exports_at_end(config: Config) -> bool:
     """True if a run with these settings exports when it finishes."""
     return (config.fuse and config.train_type != "full") or bool(config.lm_studio_name)
 
@@ -327,7 +307,7 @@ def run_samples(run: RunFolder, config: Config) -> list[AnsweredPrompt]:
                 messages = [*system, {"role": "user", "content": group["prompt"]}]
                 answer = group["completions"][0]["text"]
                 samples.append(AnsweredPrompt(messages, answer, config.chat_template_kwargs))
-    return samples[-4:] or SAMPLES
+    return samples[-4:] or verify.SAMPLES
 
 
 class HeldOutComparison:

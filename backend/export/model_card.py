@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from operator import itemgetter
 from typing import Any
 
 import yaml
@@ -33,18 +34,8 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import as_markdown, read_parent
 from backend.runs.saved_weights import find_checkpoint
 from backend.runs.steering import Change, run_config
-from backend.trainer.evaluation.evaluation_rows import (
-    Decoding,
-    EvaluatedRow,
-    Evaluation,
-    MeanWithInterval,
-    change_of,
-    evaluations_of,
-    mean_reward,
-    number_text,
-    read_evaluation,
-    read_rows,
-)
+from backend.trainer.evaluation import evaluation_rows
+from backend.trainer.evaluation.evaluation_rows import Decoding, EvaluatedRow, Evaluation, MeanWithInterval, number_text
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder, split_revision
 from backend.utils.machine import chip
@@ -192,29 +183,28 @@ def _changes(events: Iterable[Event], step: int | None) -> Iterator[Change]:
 
 
 def _evaluation(run: RunFolder, step: int | None) -> tuple[Evaluation | None, list[EvaluatedRow]]:
-    for path in evaluations_of(run):
+    for path in evaluation_rows.evaluations_of(run):
         try:
-            found = read_evaluation(path)
+            found = evaluation_rows.read_evaluation(path)
         except UserError:
             continue  # another program's file
         if found.subject.step == step and found.headline.difference is not None:
-            return found, list(read_rows(path))
+            return found, list(evaluation_rows.read_rows(path))
     return None, []
 
 
 def _samples_of_rows(evaluation: Evaluation, rows: list[EvaluatedRow]) -> Iterator[CardSample]:
     how: Any = evaluation.headline.name
-    changed = [(change, row) for row in rows if (change := change_of(row, how)) is not None]
+    changed = [(change, row) for row in rows if (change := evaluation_rows.change_of(row, how)) is not None]
     if not changed:
         return
     most = max(changed, key=lambda pair: pair[0])[1]
     others = [row for _, row in changed if row is not most]
-    others.sort(key=lambda row: mean_reward((row[how] or {}).get("tuned", [])) or 0.0)
+    others.sort(key=lambda row: evaluation_rows.mean_reward((row[how] or {}).get("tuned", [])) or 0.0)
     for row in (most, *others[len(others) // 2 :][:1]):
         sides = row[how] or {}
-        before, after = (sides.get("base") or [])[:1], (sides.get("tuned") or [])[:1]
-        shown = [*(("Before training", each) for each in before), *(("After training", each) for each in after)]
-        yield _short(row["prompt"]), [_completion(heading, each) for heading, each in shown]
+        ends = {"Before training": sides.get("base"), "After training": sides.get("tuned")}
+        yield _short(row["prompt"]), [_completion(heading, rows[0]) for heading, rows in ends.items() if rows]
 
 
 def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[CardSample]:
@@ -226,20 +216,17 @@ def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[CardSampl
                 newest = [*(each for each in newest if each["step"] == group["step"]), group]
     differing = [group for group in newest if len({row.get("reward") for row in group["completions"]}) > 1]
     last = (differing or newest or [None])[-1]
-    rows = [row for row in last["completions"] if row.get("reward") is not None] if last else []
-    if last is None or not rows:
+    scored = [(reward, row) for row in last["completions"] if (reward := row.get("reward")) is not None] if last else []
+    if last is None or not scored:
         return
-    best = max(rows, key=_reward)
-    median = statistics.median(map(_reward, rows))
-    typical = min(sorted(rows, key=_reward), key=lambda row: abs(_reward(row) - median))
+    scored.sort(key=itemgetter(0))
+    best = max(scored, key=itemgetter(0))[1]
+    median = statistics.median(reward for reward, _ in scored)
+    typical = min(scored, key=lambda pair: abs(pair[0] - median))[1]
     shown = [_completion("Best of its group", best)]
     if typical["text"] != best["text"]:
         shown.append(_completion("Typical of its group", typical))
     yield _short(last["prompt"]), shown
-
-
-def _reward(row: CompletionRow) -> float:
-    return row["reward"] or 0.0
 
 
 def _completion(heading: str, row: CompletionRow) -> tuple[str, str, float | None]:

@@ -152,7 +152,9 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
     settings = read_settings(folder / CONFIG)
     header = header_of(folder / ARRAYS, SETTING)
     parts, whole = _sorted_by_layer(header)
-    scales: dict[str, float] = {}
+    arrays: Any = mx.load(str(folder / ARRAYS))
+    read = {name: array.astype(mx.float32) for name, array in arrays.items()}
+    layers: dict[str, LowRank] = {}
     for layer, found in parts.items():
         adapter = f"The adapter of {quote(layer, NAME)}"
         wanted = ["A", "B", *(["magnitude"] if settings.uses_dora else [])]
@@ -164,20 +166,12 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
         rank = int(_matching(settings.rank_pattern, layer, settings.rank))
         if len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
             raise UserError(SETTING, f"{adapter} is A {list(a)} and B {list(b)}, and its rank is {rank}.")
-        if "magnitude" in found and (magnitude := header[found["magnitude"]].shape) != (b[0],):
-            has = f"is {list(magnitude)}, and B has {b[0]} rows"
-            raise UserError(SETTING, f"The magnitude of {quote(layer, NAME)} {has}.")
+        if settings.uses_dora and (length := header[found["magnitude"]].shape) != (b[0],):
+            raise UserError(SETTING, f"The magnitude of {quote(layer, NAME)} is {list(length)}, and B has {b[0]} rows.")
         alpha = _matching(settings.alpha_pattern, layer, settings.alpha)
-        scales[layer] = tidy(alpha / (math.sqrt(rank) if settings.uses_rslora else rank))
-    try:
-        arrays: Any = mx.load(str(folder / ARRAYS))
-    except RuntimeError as error:
-        raise UserError(SETTING, f"{quote(folder / ARRAYS, PATH)} cannot be read: {quote(error, 60)}.") from None
-    read = {name: array.astype(mx.float32) for name, array in arrays.items()}
-    layers: dict[str, LowRank] = {}
-    for layer, found in parts.items():
-        magnitude = read[found["magnitude"]] if "magnitude" in found else None
-        layers[layer] = LowRank(read[found["A"]][None], read[found["B"]], magnitude, scales[layer])
+        scale = tidy(alpha / (math.sqrt(rank) if settings.uses_rslora else rank))
+        magnitude = read[found["magnitude"]] if settings.uses_dora else None
+        layers[layer] = LowRank(read[found["A"]][None], read[found["B"]], magnitude, scale)
     based_on = {f"{layer}.weight": arrays[found["base"]] for layer, found in parts.items() if "base" in found}
     return PeftAdapter(settings, layers, {name: read[stored] for name, stored in whole.items()}, based_on)
 
@@ -241,6 +235,7 @@ def origin_of(
     base: Path, name: str, model: nn.Module, config: Mapping[str, Any], layers: Iterable[str], fetch: Fetch | None
 ) -> Origin:
     """`layers`: of the adapter; `fetch` downloads original weights. Raises UserError if the origin is unknown."""
+    files = None
     try:
         files = find_original(base, name, fetch)
     except UserError:
@@ -254,9 +249,9 @@ def origin_of(
         if fetch is not None or any(f"{layer}.weight" not in shapes for layer in layers):
             raise
         traced = {name: [RowRun(name, 0, name, 0, math.prod(shape[:-1] or shape))] for name, shape in shapes.items()}
-        return Origin(shapes, traced, None, is_tied(config, traced))
-    traced = trace(files)
-    return Origin(files.shapes, traced, files, is_tied(config, traced))
+    else:
+        shapes, traced = files.shapes, trace(files)
+    return Origin(shapes, traced, files, is_tied(config, traced))
 
 
 def is_tied(config: Mapping[str, Any], traced: Trace) -> bool:

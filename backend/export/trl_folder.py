@@ -277,8 +277,8 @@ def _rows_of(other: OtherDataset, reading: Reading, name: str, folder: Path, tel
 
 def _on_hub(repo: str, configuration: str, names: Iterable[str], is_needed: bool) -> dict[str, Any]:
     name, revision = split_revision(repo)
-    of_hub = {"repo": name, "revision": revision}
-    return {**of_hub, "config": configuration, "names": list(names), "is_needed": is_needed, "source": repo}
+    about = {"repo": name, "revision": revision, "config": configuration, "names": list(names)}
+    return about | {"is_needed": is_needed, "source": repo}
 
 
 def _copied(found: Found, name: str, folder: Path, tell: Tell) -> dict[str, Any]:
@@ -416,7 +416,7 @@ def _copy_code(path: Path, home: Path) -> None:
 
 def _copy_folder(source: Path, target: Path, setting: str) -> None:
     target.mkdir()
-    for path in own_files(source, setting, but=("__pycache__",)):
+    for path in own_files(source, setting):
         copy = target / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)

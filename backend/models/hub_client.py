@@ -13,16 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from huggingface_hub import constants, get_token, set_client_factory
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,  # of the HTTP library that huggingface_hub uses
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
+from huggingface_hub import constants, errors, get_token, set_client_factory
 from huggingface_hub.utils import _http, logging
 
 from backend.utils.errors import UserError
@@ -44,7 +35,7 @@ _NO_ADDRESS = ("Name or service not known", "nodename nor servname", "name resol
 """Resolver errors of Linux and macOS, which usually mean no network."""
 
 
-class NotTheHubError(OfflineModeIsEnabled):
+class NotTheHubError(errors.OfflineModeIsEnabled):
     """An answer that the Hub would not give. For huggingface_hub as if offline: it uses its cache."""
 
 
@@ -104,7 +95,7 @@ def hub_errors(repo_id: str, repo_type: str = "model", setting: str = "", token:
         raise
     except Exception as error:  # of any kind: the library parses what a server answered
         cause: BaseException = error
-        while isinstance(cause, (RuntimeError, LocalEntryNotFoundError)) and cause.__cause__ is not None:
+        while isinstance(cause, (RuntimeError, errors.LocalEntryNotFoundError)) and cause.__cause__ is not None:
             cause = cause.__cause__  # the library wraps errors of one file
         sentence = explain(cause, repo_id, repo_type, is_upload=bool(token and repo_id))
         shown = UserError(setting or SETTING[repo_type], sentence.replace(token or "\0", "…"))
@@ -120,19 +111,20 @@ def host() -> str:
 def explain(error: BaseException, repo_id: str, repo_type: str, *, is_upload: bool) -> str:
     name = f"{repo_type} {repo_id}".strip()
     # hf-xet raises Python's own.
-    is_broken = isinstance(error, HTTPError | ConnectionError) and not isinstance(error, OfflineModeIsEnabled)
+    is_offline = isinstance(error, errors.OfflineModeIsEnabled)
+    is_broken = isinstance(error, errors.HTTPError | ConnectionError) and not is_offline
     match error:
-        case OfflineModeIsEnabled() if not isinstance(error, NotTheHubError):
+        case _ if is_offline and not isinstance(error, NotTheHubError):
             return "HF_HUB_OFFLINE is set, so Hugging Face is not contacted."
-        case HFValidationError():
+        case errors.HFValidationError():
             return f"{repo_id} {NOT_A_NAME}."
-        case GatedRepoError() if not is_upload:
+        case errors.GatedRepoError() if not is_upload:
             page = f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{repo_id}"
             return f"The {name} is gated: accept its conditions at {page}, and {LOG_IN}."
-        case RepositoryNotFoundError() if not is_upload:
+        case errors.RepositoryNotFoundError() if not is_upload:
             may = "the token of this machine may not see it" if get_token() else f"it is private: then {LOG_IN}"
             return f"{host()} has no {name}, or {may}."
-        case HfHubHTTPError():
+        case errors.HfHubHTTPError():
             message = (error.server_message or "").strip().rstrip(".")
             return _explain_status(error.response.status_code, repo_id, name, message if is_upload else "", is_upload)
         case _ if is_broken and is_upload:
@@ -140,8 +132,7 @@ def explain(error: BaseException, repo_id: str, repo_type: str, *, is_upload: bo
             return f"{host()} {broke}; {KEPT}."
         case _ if is_broken:
             message = re.sub(r"\[Errno -?\d+\]\s*", "", str(error)).strip().rstrip(".") or type(error).__name__
-            is_offline = any(words in message for words in _NO_ADDRESS)
-            reason = "this machine seems to be offline" if is_offline else message
+            reason = "this machine seems to be offline" if any(words in message for words in _NO_ADDRESS) else message
             reason = "it does not answer" if "Timeout" in type(error).__name__ else reason
             unreached = f"{host()} cannot be reached: {reason}"
             if not repo_id:

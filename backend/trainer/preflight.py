@@ -18,7 +18,7 @@ from backend.distributed.hosts_file import read_hosts
 from backend.distributed.machine_check import plan_machines
 from backend.engine import device
 from backend.engine.shared_weights import copy_sharing_arrays
-from backend.export.export_run import exports
+from backend.export.export_run import exports_at_end
 from backend.export.writer import kept_files
 from backend.models.architectures import architecture_refusal, quantization_problems
 from backend.models.hub import config_file
@@ -128,7 +128,7 @@ def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem])
         _caught(problems, lambda: tokenizer_folder(config.tokenizer))
     if shape is not None:
         _caught(problems, lambda: require_room(runs_dir, run_bytes(config, shape) + RESERVE, "The run"))
-    if config.train_type == "full" or exports(config):  # a whole model is written, with files of the base
+    if config.train_type == "full" or exports_at_end(config):  # a whole model is written, with files of the base
         _caught(problems, lambda: kept_files(tokenizer_folder(config.tokenizer) if config.tokenizer else folder))
     for setting, other in others.items():
         if tokenizer is not None and other is not None:

@@ -14,7 +14,7 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.config.config import Config, origin_of
 from backend.config.notes import config_notes
-from backend.export.export_run import export_finished, exports
+from backend.export.export_run import export_finished, exports_at_end
 from backend.export.writer import adapter_config, model_bytes, save_model
 from backend.judges.model_reward import UnreachableJudgeError
 from backend.models.policy import load_start
@@ -364,7 +364,7 @@ class Trainer:
         if config.train_type == "full":
             self.room.wait(model_bytes(self.parts.policy))
             save_model(self.parts.policy, config, self.folder.model)
-        if exports(config):
+        if exports_at_end(config):
             self.event_log.write("phase", phase="exporting")
             self.parts.close()
             del self.parts  # fusing loads the model again, and two of them may not fit in memory

@@ -164,9 +164,9 @@ def components() -> tuple[Component, ...]:
     return (ours, *sorted(others, key=lambda part: part.name.lower()), *system.values(), python)
 
 
-def needed(name: str = OURS) -> list[str]:
-    """A distribution and all that it requires and is installed here; of extras those that a requirement asks for."""
-    found, seen, waiting = dict[str, None](), set[str](), [Requirement(name)]
+def needed() -> list[str]:
+    """GRPO Studio and all that it requires and is installed here; of extras those that a requirement asks for."""
+    found, seen, waiting = dict[str, None](), set[str](), [Requirement(OURS)]
     while waiting:
         wanted = waiting.pop()
         try:
@@ -187,7 +187,7 @@ _metadata = cache(metadata.metadata)  # parsing one takes a millisecond or two
 
 def component(name: str) -> Component:
     """One installed distribution. Raises PackageNotFoundError."""
-    packages, about = str(metadata.distribution(name).locate_file("")), _metadata(name)
+    about = _metadata(name)
     field = (about.get_all("License") or [""])[0]
     licence = (about.get_all("License-Expression") or [field])[0]
     if not licence or len(licence) > LONGEST_LICENCE or "\n" in licence:
@@ -195,11 +195,9 @@ def component(name: str) -> Component:
         licence = ", ".join(line.rpartition(" :: ")[2] for line in classifiers) or "see its text"
     # The folder is listed, and not RECORD read, which the frozen app has not. A package's code may have files of such
     # names that are not its licence.
-    texts: list[str] = []
-    for folder in _info_folders(packages).get(canonicalize_name(about["Name"]), ()):
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and _LICENCE_FILE.search(path.relative_to(folder).as_posix()):
-                texts.append(path.read_text(encoding="utf-8", errors="replace").strip())
+    folder: Path = metadata.distribution(name)._path  # pyright: ignore
+    paths = [path for path in sorted(folder.rglob("*")) if _LICENCE_FILE.search(path.relative_to(folder).as_posix())]
+    texts = [path.read_text(encoding="utf-8", errors="replace").strip() for path in paths if path.is_file()]
     if not any(texts) and len(field) > LONGEST_LICENCE:
         texts = [field.strip()]
     if not any(texts):
@@ -207,14 +205,6 @@ def component(name: str) -> Component:
         texts = [(resources() / "licences" / file).read_text(encoding="utf-8").strip() for file in files]
     text = "\n\n".join(dict.fromkeys(filter(None, texts)))
     return Component(about["Name"], about["Version"], licence, text)
-
-
-@cache
-def _info_folders(packages: str) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
-    for folder in sorted(Path(packages).glob("*.dist-info")):
-        found.setdefault(canonicalize_name(folder.name.partition("-")[0]), []).append(folder)
-    return found
 
 
 def system() -> str:

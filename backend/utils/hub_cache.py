@@ -107,18 +107,18 @@ def own_file(path: Path, folder: Path, setting: str) -> Path:
     raise UserError(setting, f"{quote(path, 100)} is a link that leads out of its folder; {advice}")
 
 
-def own_files(folder: Path, setting: str, *, but: tuple[str, ...] = ()) -> list[Path]:
-    """Files of a folder, at any depth and by name, without hidden ones and those named in `but`. Raises UserError for a
-    link that `own_file` refuses and for any to a folder, OSError for a folder that cannot be read."""
+def own_files(folder: Path, setting: str) -> list[Path]:
+    """Files of a folder, at any depth and by name, without hidden ones and Python's caches. Raises UserError for a link
+    that `own_file` refuses and for any to a folder, OSError for a folder that cannot be read."""
 
     def fail(error: OSError) -> None:
         raise error
 
     found: list[Path] = []
     for parent, folders, names in os.walk(folder, onerror=fail):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in but)
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
         if link := next((path for name in folders if (path := Path(parent, name)).is_symlink()), None):
             raise UserError(setting, f"{quote(link, 100)} is a link to a folder; put the folder in its place.")
-        kept = sorted(name for name in names if not name.startswith(".") and name not in but)
+        kept = sorted(name for name in names if not name.startswith("."))
         found += (own_file(Path(parent, name), folder, setting) for name in kept)
     return found

@@ -99,9 +99,10 @@ def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
         return (), None
 
     monkeypatch.setattr(export_run, "write_in_format", write)
-    for name in ("make_reference", "load_tokenizer", "_tolerance"):
+    for name in ("load_tokenizer", "_tolerance"):
         monkeypatch.setattr(export_run, name, lambda *_: None)
-    monkeypatch.setattr(export_run, "verify_folder", lambda *_: verify.Verification(0.0, 0.0, 1.0, None))
+    monkeypatch.setattr(verify, "make_reference", lambda *_: None)
+    monkeypatch.setattr(verify, "verify_folder", lambda *_: verify.Verification(0.0, 0.0, 1.0, None))
     return run
 
 
@@ -381,7 +382,7 @@ def test_a_finished_run_warns_that_rounding_removed_training(
     log = SimpleNamespace(write=lambda kind, **fields: found.append(fields))
     for lost in (0.05, 0.4):
         verification = verify.Verification(1.0, 0.1, 1.0, lost)
-        monkeypatch.setattr(export_run, "verify_folder", lambda *_, verification=verification: verification)
+        monkeypatch.setattr(verify, "verify_folder", lambda *_, verification=verification: verification)
         export_finished(spec_config.load(quick_run.config), quick_run, cast("Any", log))
     assert [note["sentence"] for note in found] == [
         "The model is in fused/. Rounding has moved its logits by 40% of what training did; more bits keep more."
@@ -443,7 +444,7 @@ def test_a_crash_leaves_everything_as_it_was(
         return rename(self, target)
 
     if moment.startswith("before"):
-        monkeypatch.setattr(export_run, "verify_folder", crash)
+        monkeypatch.setattr(verify, "verify_folder", crash)
     else:
         monkeypatch.setattr(Path, "rename", broken)
     with pytest.raises((KeyboardInterrupt, UserError), match=r"went away|^$"):

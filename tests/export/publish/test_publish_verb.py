@@ -17,10 +17,9 @@ from keyring.backends import chainer, fail
 from safetensors.numpy import save
 from typer.testing import Result
 
-from backend.export import export_run, hub_upload
+from backend.export import export_run, hub_upload, verify
 from backend.export.exports import ExportFormat
 from backend.export.hub_upload import HubToken, files_of, find_token, log_in, log_out, upload
-from backend.export.verify import Verification
 from backend.models import hub_client
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, change_notes, write_parent
@@ -70,10 +69,11 @@ def run(tmp_path: Path, hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> Run
         return (), None
 
     monkeypatch.setattr(export_run, "write_in_format", write)
-    for name in ("make_reference", "load_tokenizer", "_tolerance"):
+    for name in ("load_tokenizer", "_tolerance"):
         monkeypatch.setattr(export_run, name, lambda *_: None)
+    monkeypatch.setattr(verify, "make_reference", lambda *_: None)
     for name in ("verify_folder", "compare"):
-        monkeypatch.setattr(export_run, name, lambda *_: Verification(0.0, 0.0, 1.0, None))
+        monkeypatch.setattr(verify, name, lambda *_: verify.Verification(0.0, 0.0, 1.0, None))
     monkeypatch.setattr(export_run.lm_studio_rules, "warnings", lambda _: [])
     return run
 
