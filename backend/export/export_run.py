@@ -305,8 +305,7 @@ def run_samples(run: RunFolder, config: Config) -> list[AnsweredPrompt]:
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
             if (group := parse_group_row(line)) is not None:
                 messages = [*system, {"role": "user", "content": group["prompt"]}]
-                answer = group["completions"][0]["text"]
-                samples.append(AnsweredPrompt(messages, answer, config.chat_template_kwargs))
+                samples.append(AnsweredPrompt(messages, group["completions"][0]["text"], config.chat_template_kwargs))
     return samples[-4:] or verify.SAMPLES
 
 
@@ -340,19 +339,16 @@ class HeldOutComparison:
         pairs = [pair for pair in zip(before, after, strict=True) if not any(map(math.isnan, pair))]
         if not pairs:
             raise UserError("held_out", "No reward function had an opinion on any held-out completion.")
-        differences = [b - a for a, b in pairs]
-        error = stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
+        error = stdev(b - a for a, b in pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
         mean_before, mean_after = (fmean(rewards) for rewards in zip(*pairs, strict=True))
-        difference = mean_after - mean_before
-        return HeldOutDifference(self.split, len(pairs), mean_before, mean_after, error, difference)
+        return HeldOutDifference(self.split, len(pairs), mean_before, mean_after, error, mean_after - mean_before)
 
     def _rewards(self, changes: dict[str, Any], arrays: Path | None, poll: Callable[[float], None]) -> list[float]:
         config = self.config
         policy = load_policy(config.model_copy(update=changes))
         if arrays is not None:
             policy.assign(mx.load(str(arrays)))  # pyright: ignore
-        prompts = TokenizedPrompts(self._rows, policy.tokenizer, self._format, self._source)
-        problems = prompts.first(self.count)
+        problems = TokenizedPrompts(self._rows, policy.tokenizer, self._format, self._source).first(self.count)
         if not problems:
             raise UserError("max_seq_length", f"No prompt of {self._source} leaves room for a completion.")
         tools = Tools.of(config, self._tools, policy.tokenizer)

@@ -20,6 +20,7 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import _xet_progress_reporting, disable_progress_bars, enable_progress_bars
 from huggingface_hub.utils._runtime import is_xet_available
 
+from backend.export.exports import Progress
 from backend.models.hub import hash_of
 from backend.models.hub_client import TOKENS_PAGE, host, hub_errors
 from backend.utils import keychain
@@ -124,9 +125,6 @@ class Uploaded:
     commit: str
 
 
-ByteProgress = Callable[..., None]  # receives a message per stage, and bytes (done, total)
-
-
 def files_of(folder: Path) -> list[Path]:
     """Files to upload, smallest first."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
@@ -134,9 +132,10 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def upload(
-    repo: str, folder: Path, token: str, progress: ByteProgress, *, private: bool = True, overwrite: bool = False
+    repo: str, folder: Path, token: str, progress: Progress, *, private: bool = True, overwrite: bool = False
 ) -> Uploaded:
-    """Upload a folder in one commit. Raises UserError, also for other content without `overwrite`."""
+    """Upload a folder in one commit. `progress` also receives bytes (done, total). Raises UserError, also for other
+    content without `overwrite`."""
     disable_progress_bars()
     api = HfApi(token=token)
     info = partial(api.model_info, repo, files_metadata=True)

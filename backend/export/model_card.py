@@ -248,8 +248,7 @@ def base_licence(model: str, id_: str) -> dict[str, str | None]:
             about = card.to_dict() if card else {}
         except Exception:  # offline, gated, gone, or not the Hub's answer
             return {}
-    keys = ("license", "license_name", "license_link")
-    return {key: about.get(key) for key in keys} if about.get("license") else {}
+    return {key: about.get(key) for key in ("license", "license_name", "license_link")} if about.get("license") else {}
 
 
 TAGS = {"mlx": ("mlx", "mlx-lm"), "transformers": ("transformers",), "peft": ("peft",)}  # tags by library

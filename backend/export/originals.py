@@ -14,12 +14,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from huggingface_hub import ModelCard
 from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
@@ -265,17 +267,13 @@ def _runs(
     if not is_whole.item():
         return []
     runs: list[RowRun] = []
-    codes: Any = tensors[:, 0].tolist()
-    originals: Any = rows[:, 0].tolist()
-    for at, (code, row) in enumerate(zip(codes, originals, strict=True)):
-        source = names.get(code) if row == int(row) else None
-        if source is None or _flat(shapes[source])[1] != width:
+    code_N, row_N = (np.array(array[:, 0]) for array in (tensors, rows))
+    ends = np.flatnonzero((np.diff(code_N) != 0) | (np.diff(row_N) != 1)) + 1
+    for start, end in pairwise([0, *ends.tolist(), len(code_N)]):
+        source, row = names.get(code_N[start]), row_N[start]
+        if source is None or row != int(row) or _flat(shapes[source])[1] != width:
             return []
-        last = runs[-1] if runs else None
-        if last and last.original == source and last.original_start + last.count == row:
-            runs[-1] = RowRun(name, last.start, source, last.original_start, last.count + 1)
-        else:
-            runs.append(RowRun(name, at, source, int(row), 1))
+        runs.append(RowRun(name, start, source, int(row), end - start))
     return runs
 
 

@@ -468,8 +468,7 @@ def _whole_arrays(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> dic
 def _adapter_config(name: str, carried: CarriedAdapter, settings: PeftSettings, model: nn.Module) -> dict[str, Any]:
     modules = whole_modules(model, list(dict.fromkeys(array.rpartition(".")[0] for array in carried.whole)))
     if lost := sorted(array_names(model, modules) - carried.whole.keys()):
-        missing = f"{quote(lost[0], 90)} is missing, and the rest of its module was trained as a whole."
-        raise UserError(SETTING, missing)
+        raise UserError(SETTING, f"{quote(lost[0], 90)} is missing, and the rest of its module was trained as a whole.")
     trained: Any = SimpleNamespace(rank=carried.rank, scale=carried.scale, lora_alpha=None, dropout=settings.dropout)
     trained.train_type, trained.use_rslora = "dora" if settings.uses_dora else "lora", settings.uses_rslora
     # mlx-lm's `num_layers` and `keys`, [] for all; full names if layers differ

@@ -52,8 +52,7 @@ def _public(value: Any, *, is_text: bool) -> Any:
     if isinstance(value, str):
         return public_text(value) if is_text else _ABSOLUTE.sub(lambda found: public_name(found[0]), value)
     if isinstance(value, Mapping):
-        items = cast("Mapping[str, Any]", value).items()
-        return {key: _public(item, is_text=is_text) for key, item in items}
+        return {key: _public(item, is_text=is_text) for key, item in cast("Mapping[str, Any]", value).items()}
     return [_public(item, is_text=is_text) for item in cast("list[Any]", value)] if isinstance(value, list) else value
 
 

@@ -19,7 +19,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from backend.export.export_run import Export, export_run
 from backend.export.exports import Progress, format_named, silent
-from backend.export.hub_upload import ByteProgress, HubToken, Uploaded, files_of, upload
+from backend.export.hub_upload import HubToken, Uploaded, files_of, upload
 from backend.export.model_card import CURVES, CURVES_FILE, SETTINGS_FILE, Curve, model_card, read_facts
 from backend.export.privacy import clean_json_files, refuse_leaks
 from backend.models.hub_client import hub_errors
@@ -91,9 +91,7 @@ def prepare_upload(run: RunFolder, repo_id: str, export: Export, progress: Progr
     return prepared
 
 
-def send(
-    prepared: PreparedUpload, token: HubToken, progress: ByteProgress, *, private: bool, overwrite: bool
-) -> Uploaded:
+def send(prepared: PreparedUpload, token: HubToken, progress: Progress, *, private: bool, overwrite: bool) -> Uploaded:
     """Upload a prepared folder, then delete it. Raises UserError; sending again continues."""
     refuse_leaks(prepared.folder, token.value)  # a person may have edited the card
     done = upload(prepared.repo_id, prepared.folder, token.value, progress, private=private, overwrite=overwrite)

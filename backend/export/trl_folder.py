@@ -6,7 +6,7 @@ import ast
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from keyword import iskeyword
 from pathlib import Path
@@ -21,7 +21,7 @@ from backend.config.updates import OWN
 from backend.data.files import kind_of_path
 from backend.data.images import IMAGES
 from backend.data.rows import Found, OtherDataset, Reading, evaluation_set, names_by_split, own_splits, splits_elsewhere
-from backend.export.exports import folder_bytes, safe_name
+from backend.export.exports import Progress, folder_bytes, safe_name, silent
 from backend.export.originals import converted_from
 from backend.judges.model_reward import model_entries
 from backend.rewards import functions as functions  # registers them
@@ -78,8 +78,6 @@ READ_AS_TEXT = ("backend/training/losses.py",)
 RESOURCE = "resources/other_programs.yaml"  # what these modules read when they are imported
 _SETTING = "reward_functions_file"
 
-Tell = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True)
 class TrlFolder:
@@ -97,7 +95,7 @@ class TrlFolder:
 
 
 def export_trl(
-    config: Config, name: str, parent: Path | None, *, overwrite: bool = False, tell: Tell = lambda _: None
+    config: Config, name: str, parent: Path | None, *, overwrite: bool = False, tell: Progress = silent
 ) -> TrlFolder:
     """Write settings as a TRL folder `parent`/`name`. Raises UserError; an existing folder then stays."""
     parent = resolved((parent or Path.cwd()).expanduser())
@@ -124,7 +122,7 @@ def export_trl(
 
 
 def _write(
-    config: Config, model: TrlModel, scorers: Sequence[TrlModel], name: str, new: Path, tell: Tell
+    config: Config, model: TrlModel, scorers: Sequence[TrlModel], name: str, new: Path, tell: Progress
 ) -> tuple[TrlSettings, list[LeftOut]]:
     for each in (model, *scorers):
         if each.copied_from is not None:
@@ -235,8 +233,7 @@ def trl_model(config: Config) -> TrlModel:
         return TrlModel(config.model)
     original, bits = converted_from(folder, config.model)
     if original is None:
-        is_path = user_path(config.model, "model").is_dir()
-        return TrlModel(COPY, folder) if is_path else TrlModel(config.model)
+        return TrlModel(COPY, folder) if user_path(config.model, "model").is_dir() else TrlModel(config.model)
     nearest = 4 if bits <= 5 else 8
     packed = f"bitsandbytes packs it into {nearest} bits" if bits else "its weights are those that MLX converted"
     left = LeftOut("model", config.model, f"PyTorch does not read MLX's files: the original, {original}; {packed}")
@@ -247,7 +244,7 @@ def trl_model(config: Config) -> TrlModel:
 # The rows: a dataset of Hugging Face by its name, the rows of local files as JSON lines in `source/`
 
 
-def write_rows(config: Config, folder: Path, tell: Tell) -> tuple[dict[str, Any], dict[str, Any]]:
+def write_rows(config: Config, folder: Path, tell: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
     """(row sources by split, evaluation sets with their settings), local rows below `folder`. Raises UserError."""
     reading, rows = Reading(streamed=config.streaming), dict[str, Any]()
     if not config.data.strip() or is_local(config.data):  # without data, rows of an environment
@@ -269,7 +266,7 @@ def is_local(name: str) -> bool:
     return kind_of_path(user_path(name, "data")) != ""
 
 
-def _rows_of(other: OtherDataset, reading: Reading, name: str, folder: Path, tell: Tell) -> dict[str, Any]:
+def _rows_of(other: OtherDataset, reading: Reading, name: str, folder: Path, tell: Progress) -> dict[str, Any]:
     if is_local(other.name):
         return _copied(other.find(reading), name, folder, tell)
     return _on_hub(other.name, other.config_name, other.names, True)
@@ -281,7 +278,7 @@ def _on_hub(repo: str, configuration: str, names: Iterable[str], is_needed: bool
     return about | {"is_needed": is_needed, "source": repo}
 
 
-def _copied(found: Found, name: str, folder: Path, tell: Tell) -> dict[str, Any]:
+def _copied(found: Found, name: str, folder: Path, tell: Progress) -> dict[str, Any]:
     source, file = Path(found.source).name, folder / SOURCE / f"{name}.jsonl"
     tell(f"Copying the rows of {source}.")
     file.parent.mkdir(exist_ok=True)

@@ -148,8 +148,7 @@ def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verificatio
 
 
 def _logps(logits_PV: mx.array, token_P: mx.array) -> mx.array:
-    chosen = mx.take_along_axis(logits_PV, token_P[:, None], axis=-1)[:, 0]
-    return chosen - mx.logsumexp(logits_PV, axis=-1)
+    return mx.take_along_axis(logits_PV, token_P[:, None], axis=-1)[:, 0] - mx.logsumexp(logits_PV, axis=-1)
 
 
 def _number(array: mx.array) -> float:

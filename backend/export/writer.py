@@ -236,8 +236,7 @@ def write_adapter(trained: TrainedWeights, to: Path) -> AdapterFiles:
     quantised = packed.get(trained.quantization, f" quantised to {trained.quantization} bits")
     adapters = f"{'DoRA' if kind == 'dora' else 'LoRA'} adapters for the model {trained.name}{quantised}"
     command = f'mlx_lm.generate --model {trained.name} --adapter-path . --prompt "…"'
-    text = f"{adapters}, trained with GRPO Studio.\n\n```\n{command}\n```\n"
-    (to / "README.md").write_text(text, encoding="utf-8")
+    (to / "README.md").write_text(f"{adapters}, trained with GRPO Studio.\n\n```\n{command}\n```\n", encoding="utf-8")
     return files
 
 

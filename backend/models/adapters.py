@@ -181,8 +181,7 @@ def whole_modules(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module
                 tied = "its output layer is its embedding, which is trained by the name of that"
                 raise UserError("modules_to_save", f"{sentence}: {tied}.")
             ends = ", ".join(sorted({_LAYER.sub("", name) for name in modules}))
-            listed = quote(ends, SENTENCE - len(sentence) - 13)
-            raise UserError("modules_to_save", f"{sentence}; there are {listed}.")
+            raise UserError("modules_to_save", f"{sentence}; there are {quote(ends, SENTENCE - len(sentence) - 13)}.")
         found |= meant
     for name, module in found.items():
         if any("scales" in part for part in module.modules()):

@@ -167,8 +167,7 @@ def architecture_refusal(config: Mapping[str, Any]) -> str:
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
     """True for a sequence classification model, as reward models are."""
-    classes = config.get("architectures")
-    return any(str(each).endswith("ForSequenceClassification") for each in classes or ())
+    return any(str(each).endswith("ForSequenceClassification") for each in config.get("architectures") or ())
 
 
 @cache
@@ -193,10 +192,9 @@ def _module(config: Mapping[str, Any]) -> str:
 
 @cache
 def _remappings() -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-    tree = ast.parse((_mlx_lm() / "utils.py").read_text(encoding="utf-8"))
     tables = {
         target.id: ast.literal_eval(node.value)
-        for node in tree.body
+        for node in ast.parse((_mlx_lm() / "utils.py").read_text(encoding="utf-8")).body
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name) and target.id in (_REMAPPING, _BY_ARCHITECTURE)

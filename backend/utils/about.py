@@ -203,8 +203,7 @@ def component(name: str) -> Component:
     if not any(texts):
         files = [file for mark, files in GENERAL_TEXTS.items() if mark in licence for file in files]
         texts = [(resources() / "licences" / file).read_text(encoding="utf-8").strip() for file in files]
-    text = "\n\n".join(dict.fromkeys(filter(None, texts)))
-    return Component(about["Name"], about["Version"], licence, text)
+    return Component(about["Name"], about["Version"], licence, "\n\n".join(dict.fromkeys(filter(None, texts))))
 
 
 def system() -> str:
