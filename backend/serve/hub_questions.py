@@ -1,20 +1,15 @@
 """Handlers that search Hugging Face, download from it and log in to it, by means of `backend.models`."""
 
-import json
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-from packaging.version import Version
 
 from backend.distributed.hosts_file import parse_hosts
 from backend.export.peft_import import import_adapter as carry
 from backend.models import inventory
 from backend.runs.saved_weights import imported_folder
 from backend.serve.questions import QuestionCall
-from backend.utils.about import our_version, release_in
 from backend.utils.disk import room_on
 from backend.utils.errors import UserError
 from backend.utils.files import names_folder, resolved
@@ -115,31 +110,6 @@ def check_machines(call: QuestionCall, hosts: Any, name: str, **wanted: Any) -> 
         call.report({"rank": rank, "stage": stage, "share": share})
 
     return asdict(check_machines(parse_hosts(hosts, name), name, **wanted, reached=reached, check=call.check))
-
-
-TIMEOUT_S = 10.0
-MOST_BYTES = 4 << 20
-
-
-def newer_release(call: QuestionCall, feed: str) -> dict[str, str] | None:
-    """{version, page} of a release in the feed at this address that is newer than this program, or None."""
-    if not feed.startswith(("https://", "http://127.0.0.1", "http://localhost")):
-        raise UserError("updates", "The list of releases must have an address that begins with https://.")
-    asked = urllib.request.Request(feed, headers={"User-Agent": "grpo-studio", "Accept": "application/json"})
-    try:
-        with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
-            content = answer.read(MOST_BYTES + 1)
-    except Exception as error:  # of any kind: urllib parses what a server answered
-        reason = getattr(error, "reason", None) or error
-        raise UserError("updates", f"The list of releases cannot be read: {reason}.") from None
-    if len(content) > MOST_BYTES:
-        raise UserError("updates", "The list of releases is too large to be one.")
-    try:
-        release = release_in(json.loads(content))
-    except (ValueError, RecursionError):
-        raise UserError("updates", "The list of releases is not JSON.") from None
-    version = Version(release["version"])  # one that is no release, such as 1.0rc1, is not newer than ours
-    return release if not version.is_prerelease and version > Version(our_version()) else None
 
 
 def import_adapter(call: QuestionCall, folder: str, model: str) -> dict[str, Any]:

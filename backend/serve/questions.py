@@ -64,7 +64,7 @@ mlx's arrays and random state. What may take minutes is `long`, so that quick qu
 _NAMES = {
     ("hub_questions", "quick"): "models reward_models datasets model_facts hub_search hub_files discard hub_login",
     ("hub_questions", "model"): "import_adapter",
-    ("hub_questions", "long"): "download check_machines newer_release hub_account hub_hardware",
+    ("hub_questions", "long"): "download check_machines hub_account hub_hardware",
     ("reward_questions", "quick"): "score run_completions read_completions reward_cases tools judge_servers judge_key",
     ("reward_questions", "model"): "sample judge_agreement",
     ("dataset_questions", "quick"): "preview_rows preview_row",

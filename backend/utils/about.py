@@ -1,4 +1,4 @@
-"""What the program says about itself: versions, licences, newer releases, and a problem report without private text."""
+"""What the program says about itself: versions, licences, and a problem report without private text."""
 
 import getpass
 import os
@@ -14,10 +14,8 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from backend.config.config import SETTINGS
-from backend.utils.errors import UserError
 from backend.utils.places import project_root, resources
 
 HIDDEN = "…"
@@ -93,42 +91,6 @@ def report(problem: ProblemFacts) -> str:
     }
     sections = [f"{title}\n{'-' * len(title)}\n{text}" for title, text in parts.items() if text]
     return without_private("\n\n".join([TITLE, problem.sentence, *sections])) + "\n"
-
-
-FEED_VARIABLE = "GRPO_STUDIO_RELEASE_FEED"
-NO_FEED = (
-    "This build names no list of releases, so there is nothing to ask. Whatever installed it knows of newer versions."
-)
-
-
-def feed() -> str:
-    """The address of the list of releases; "" for none."""
-    named = os.environ.get(FEED_VARIABLE)
-    if named is not None:
-        return named.strip()
-    try:
-        return (resources() / "release_feed.txt").read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
-
-
-def release_in(content: Any) -> dict[str, str]:
-    """{version, page} of the latest release in a feed: that form, a package index's or a forge's. Raises UserError."""
-    fields = content if isinstance(content, dict) else {}
-    fields = fields["info"] if fields.get("info") and isinstance(fields["info"], dict) else fields
-    version = str(fields.get("version") or fields.get("tag_name"))
-    page = fields.get("page") or fields.get("html_url") or fields.get("project_url") or ""
-    try:
-        Version(version)
-    except InvalidVersion:
-        raise UserError("updates", "The list of releases names no version.") from None
-    # Shown to a person, who may open it: nothing but an ordinary address.
-    is_address = isinstance(page, str) and re.fullmatch(r"https?://[^\s\"'<>]+", page)
-    return {"version": version.removeprefix("v"), "page": str(page) if is_address else ""}
-
-
-def our_version() -> str:
-    return metadata.version(OURS)
 
 
 OURS = "grpo-studio"

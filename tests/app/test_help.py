@@ -1,14 +1,11 @@
-"""The Help menu: About with versions and licences, the shortcuts, the glossary, and the check for updates."""
+"""The Help menu: About with versions and licences, the shortcuts, and the glossary."""
 
-import json
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from PySide6.QtGui import QGuiApplication
@@ -27,10 +24,7 @@ from app.widgets.menu_dialogs import NO_TEXT, AboutDialog, ProblemDialog
 from app.window import Window
 from backend import __version__
 from backend.runs.run_folder import RunFolder
-from backend.serve.hub_questions import newer_release
-from backend.serve.questions import QuestionCall
 from backend.utils import about, places
-from backend.utils.errors import UserError
 from tests.support import made_up_runs
 
 
@@ -66,55 +60,6 @@ def test_glossary_search(window: Window) -> None:
     assert first.text(0) == "Confidence interval"
     page.contents.tree.setCurrentItem(first)
     assert page.place == f"{GLOSSARY}#terms-6"
-
-
-class ReleaseList(BaseHTTPRequestHandler):
-    """Answers with `content`, and keeps the paths and headers it was asked with."""
-
-    content, asked, address = b"{}", list[tuple[str, dict[str, str]]](), ""
-
-    def do_GET(self) -> None:
-        self.asked.append((self.path, dict(self.headers)))
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(self.content)
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def release_list() -> Iterator[type[ReleaseList]]:
-    served = type("Served", (ReleaseList,), {"asked": []})
-    with ThreadingHTTPServer(("127.0.0.1", 0), served) as server:
-        served.address = f"http://127.0.0.1:{server.server_port}/releases"
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield served
-        server.shutdown()
-
-
-def ask(address: str) -> dict[str, str] | None:
-    return newer_release(QuestionCall(lambda progress: None), feed=address)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"version": "v2.0.0"},
-        {"info": {"version": "2.0", "project_url": "https://example.org"}},
-        {"tag_name": "v2.0.0", "html_url": "javascript:alert(1)"},
-    ],
-)
-def test_three_kinds_of_lists_are_read(release_list: type[ReleaseList], content: dict[str, Any]) -> None:
-    release_list.content = json.dumps(content).encode()
-    found = ask(release_list.address)
-    assert found and found["version"].startswith("2.0") and found["page"] in ("", "https://example.org")
-
-
-@pytest.mark.parametrize("address", ["file:///etc/passwd", "http://example.org/x", "ftp://example.org"])
-def test_only_https_is_asked(address: str) -> None:
-    with pytest.raises(UserError, match="https"):
-        ask(address)
 
 
 def sentence(window: Window) -> str:

@@ -30,7 +30,6 @@ from backend.models.loading import fetch, open_model
 from backend.models.tokenizers import tokenizer_folder
 from backend.runs import start_progress
 from backend.runs.start_progress import StartProgress, progress_listener, with_stop_check
-from backend.serve.hub_questions import newer_release
 from backend.serve.questions import Cancelled, QuestionCall
 from backend.trainer.control import StopPending
 from backend.trainer.preflight import check_model
@@ -437,8 +436,6 @@ def test_a_hostile_hub_is_one_message(hub: HubStandIn, tmp_path: Path, monkeypat
         with pytest.raises(UserError) as error:
             ask()
         assert ("login page" in sentence_of(error)) == (case in NOT_THE_HUB) and TOKEN not in sentence_of(error)
-    with pytest.raises(UserError):
-        newer_release(QuestionCall(), feed=f"{hub.url}/releases")
     assert base_licence("someone/tiny", "someone/tiny") == {}
     assert before == {path for path in tmp_path.rglob("*") if not path.is_relative_to(constants.HF_HUB_CACHE)}
 
