@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from app.pages.train import picker as picker_module
-from app.pages.train.picker import STAR, WHERE, DownloadRow, Picker, PickerEntry, PickerLine, suggested_models
+from app.pages.train.picker import WHERE, DownloadRow, Picker, PickerEntry, PickerLine, suggested_models
 from app.pages.train.train_page import TrainPage
 from app.state.jobs import Downloads
 from app.state.prefs import Prefs
@@ -82,18 +82,6 @@ def cell(picker: Picker, name: str, column: int) -> str:
 def test_recent_entries_come_first(picker: Picker):
     assert row_texts(picker) == ["[Recent]", "base", "[On this machine]", "a/small-4bit", "a/gguf", "a/half"]
     assert current(picker) == "/m/base" and picker.take.isEnabled() and picker.take.text() == "Use"
-
-
-def test_a_starred_entry_stays_on_top(picker: Picker, session: Session):
-    picker.choose_id("a/small-4bit")
-    press(picker, Qt.Key.Key_D, control=True)
-    assert session.prefs.members("favourite_model") == {"a/small-4bit"} and row_texts(picker)[:2] == [
-        "[Favourites]",
-        "a/small-4bit",
-    ]
-    assert current(picker) == "a/small-4bit"
-    picker.table.clicked.emit(picker.model.index(1, STAR))
-    assert not session.prefs.members("favourite_model") and "[Favourites]" not in row_texts(picker)
 
 
 def test_the_hub_is_searched_on_request(picker: Picker, session: Any):

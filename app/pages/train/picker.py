@@ -3,7 +3,7 @@
 `Picking` connects the model and dataset fields to it, and shows facts about a model below its field.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from app.state.presets import preset
 from app.state.session import Session
 from app.widgets.basic.controls import SearchEdit, add_list_arrow
 from app.widgets.basic.dialogs import open_file, open_folder
-from app.widgets.basic.icons import IconButton, star_cell
+from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import button, from_home, label, plain_tip, progress_bar, show_text
 from app.widgets.basic.layout import column, configure, holder, on_screen, row, set_style_property, stack
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment
@@ -39,7 +39,7 @@ PLACE_LABELS = {
     "hub": "Hugging Face",
     "bundled": "Bundled",
 }
-STAR, NAME, PRECISION, WHERE = 0, 1, 3, 6
+NAME, PRECISION, WHERE = 0, 2, 5
 _PHASES = {"asking": "Asking the Hub", "checking": "Checking", "linking": "Almost there"}
 _EXAMPLES = {"model": "Qwen3 4bit", "reward model": "Skywork Reward", "dataset": "gsm8k"}
 SETTLE_MS = 400
@@ -128,7 +128,6 @@ def is_selectable(row: PickerRow) -> bool:
 
 class PickerModel(RowsModel):
     columns = (
-        Column("", 28),
         Column("Name"),
         Column("Type", 108, colour="muted"),
         Column("Weights", 68, colour="muted"),
@@ -136,16 +135,15 @@ class PickerModel(RowsModel):
         Column("Changed", 134, is_figure=True, colour="muted"),
         Column("Where", 136, colour="muted"),
     )
-    favourites: Collection[str] = ()
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         return super().flags(index) if is_selectable(self.rows[index.row()]) else Qt.ItemFlag.ItemIsEnabled
 
     def text(self, row: PickerRow, column: int) -> str:
         if isinstance(row, PickerLine):
-            return row.text if column == STAR else ""
+            return row.text if column == NAME else ""
         changed = moment(row.changed or None)
-        return ("", row.name, row.kind or DASH, row.precision or DASH, size_text(row.size), changed, row.status)[column]
+        return (row.name, row.kind or DASH, row.precision or DASH, size_text(row.size), changed, row.status)[column]
 
     def colour(self, row: PickerRow, column: int) -> str:
         if isinstance(row, PickerLine):
@@ -161,11 +159,6 @@ class PickerModel(RowsModel):
 
     def tip(self, row: PickerRow, column: int) -> str | None:
         return plain_tip(row.refusal or row.place or row.id) if isinstance(row, PickerEntry) else None
-
-    def extra(self, row: PickerRow, index: Index, role: int) -> Any:
-        if isinstance(row, PickerLine) or index.column() != STAR:
-            return None
-        return star_cell(row.id in self.favourites, role, theme.palette().placeholder)
 
 
 class DownloadRow(QWidget):
@@ -209,7 +202,6 @@ class Picker(QDialog):
         super().__init__(parent)
         self.kind, self._session, self._repo_type = kind, session, "dataset" if kind == "dataset" else "model"
         self.model = PickerModel(self)
-        self._favourites = f"favourite_{kind}"  # their key in the preferences
         self._on_taken: Callable[[str], object] = lambda name: None
         self._near: Path | None = None
         self._typed: Sequence[str] = ()
@@ -233,13 +225,12 @@ class Picker(QDialog):
         self.folder = button("Folder…", lambda: self._browse(open_folder), tip=tips[0], autoDefault=False)
         is_file = kind == "dataset"
         self.file = button("File…", lambda: self._browse(open_file), tip=tips[1], autoDefault=False, shown=is_file)
-        self.star = button("Star", self._toggle_star, tip="Keep this one on top (Ctrl+D)", autoDefault=False)
         close = button("Close", self.reject, autoDefault=False)
         self.take = button("Use", self._take, primary=True)
         hint = holder(column(self.message, margins=theme.SPACE))
         self._stack = stack(self.table.in_card(), hint, into=self, nested=True)
         self._download_rows = column(spacing=12)
-        buttons = row(self.folder, self.file, self.star, None, close, self.take)
+        buttons = row(self.folder, self.file, None, close, self.take)
         parts = (self.search, (self._stack, 1), self.detail, self._download_rows, buttons)
         column(*parts, into=self, spacing=12, margins=theme.GUTTER)
         self.setTabOrder(self.search, self.table)
@@ -247,7 +238,6 @@ class Picker(QDialog):
         for watched in (self.search, self.table):
             watched.installEventFilter(self)
         self.table.activated.connect(self._take)
-        self.table.clicked.connect(lambda index: index.column() == STAR and self._toggle_star())
         self.table.selectionModel().currentRowChanged.connect(self._show_detail)
         configure(session.downloads, changed=self._show_download, finished=self._on_finished)
         self._show()
@@ -269,13 +259,10 @@ class Picker(QDialog):
         self._refresh()
 
     def _refresh(self) -> None:
-        prefs, kind = self._session.prefs, self.kind
-        names = [*prefs.used(kind), *prefs.members(self._favourites), *self._typed]
+        names = [*self._session.prefs.used(self.kind), *self._typed]
 
         def show(answer: dict[str, Any]) -> None:
-            items, favourites = answer["found"], prefs.members(self._favourites)
-            missing = sorted(id_ for id_ in favourites - {item["id"] for item in items} if is_hub_id(id_))
-            self._local = [entry_from(item) for item in (*items, *({"id": id_} for id_ in missing))]
+            self._local = [entry_from(item) for item in answer["found"]]
             self._show()
 
         def explain(faults: Sequence[ConfigProblem]) -> None:
@@ -284,7 +271,7 @@ class Picker(QDialog):
             self.detail.setText(faults[0].sentence)
 
         paths = [name for name in dict.fromkeys(names) if name.startswith(("/", "~", ".")) or exists(Path(name))]
-        self._session.service.ask(QUESTIONS[kind], show, on_refused=explain, owner=self, paths=paths)
+        self._session.service.ask(QUESTIONS[self.kind], show, on_refused=explain, owner=self, paths=paths)
 
     def _show_download(self, download: Download) -> None:
         if download.repo_type != self._repo_type:
@@ -314,24 +301,16 @@ class Picker(QDialog):
                 self.table.selectRow(place)
 
     def _show(self) -> None:
-        selected, typed, prefs = self.current(), self.search.text().strip(), self._session.prefs
-        words, local, starred = typed.lower().split(), self._local or [], prefs.members(self._favourites)
+        selected, typed = self.current(), self.search.text().strip()
+        words, local = typed.lower().split(), self._local or []
         matching = [entry for entry in local if entry.matches(words)]
-        favourites = [entry for entry in matching if entry.id in starred]
-        used = [id_ for id_ in prefs.used(self.kind) if id_ not in starred]
-        recent = [entry for id_ in used for entry in matching if entry.id == id_]
-        others = [entry for entry in matching if entry not in favourites and entry not in recent]
+        recent = [entry for id_ in self._session.prefs.used(self.kind) for entry in matching if entry.id == id_]
+        others = [entry for entry in matching if entry not in recent]
         others.sort(key=lambda entry: bool(entry.refusal))  # unusable ones last, each half newest first
         known_ids = {entry.id for entry in local}
         suggested = [entry for entry in self._suggested if entry.matches(words) and entry.id not in known_ids]
-        groups = {
-            "Favourites": favourites,
-            "Recent": recent,
-            "On this machine": others,
-            "Suggested downloads": suggested,
-        }
         rows: list[PickerRow] = []
-        for heading, entries in groups.items():
+        for heading, entries in (("Recent", recent), ("On this machine", others), ("Suggested downloads", suggested)):
             rows += [PickerLine(heading, "heading"), *entries] if entries else []
         if typed and typed == self._hub_words:
             known_ids |= {entry.id for entry in suggested}
@@ -340,7 +319,7 @@ class Picker(QDialog):
         elif typed:
             rows.append(PickerLine(f"Search Hugging Face for “{typed}”", "offer"))
         is_loading = self._local is None
-        rows, self.model.favourites = [] if is_loading else rows, starred
+        rows = [] if is_loading else rows
         self.model.set_rows(rows)
         self.table.clearSpans()
         for place, each in enumerate(rows):
@@ -361,8 +340,6 @@ class Picker(QDialog):
         entry = current if isinstance(current, PickerEntry) else None
         self.detail.setText(entry.details if entry else "")
         set_style_property(self.detail, "role", "problem" if entry and entry.refusal else "muted")
-        is_starred = entry is not None and entry.id in self.model.favourites
-        configure(self.star, enabled=entry is not None, text="Remove star" if is_starred else "Star")
         if entry is None:
             configure(self.take, text="Search" if current else "Use", enabled=current is not None)
             return
@@ -414,18 +391,11 @@ class Picker(QDialog):
             is_reward=self.kind == "reward model",
         )
 
-    def _toggle_star(self) -> None:
-        if isinstance(current := self.current(), PickerEntry):
-            self._session.prefs.set_member(self._favourites, current.id, current.id not in self.model.favourites)
-            self._show()
-
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() != QEvent.Type.KeyPress or not isinstance(event, QKeyEvent):
             return super().eventFilter(watched, event)
         command = event.modifiers() & Qt.KeyboardModifier.ControlModifier
-        if command and event.key() == Qt.Key.Key_D:
-            self._toggle_star()
-        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self._search_hub() if command else self._take()
         elif event.key() in _MOVES:
             by, current = _MOVES[Qt.Key(event.key())], self.table.currentIndex().row()
