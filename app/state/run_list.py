@@ -134,20 +134,6 @@ class RunList(QObject):
         if folder.config.exists():
             self.read.emit([self._take(folder, stamp(folder))])
 
-    def family_of(self, path: Path) -> dict[str, list[str]]:
-        """Run → its clones by name, from its oldest ancestor down."""
-        parents = {record.summary.name: record.parent for record in self.records.values() if record.parent}
-        root, seen = path.name, {path.name}
-        while (parent := parents.get(root)) and parent not in seen:
-            seen.add(parent)
-            root = parent
-        family: dict[str, list[str]] = {}
-        names = [root]
-        for name in names:  # which grow
-            family[name] = [child for child, parent in sorted(parents.items()) if parent == name and child not in names]
-            names += family[name]
-        return family if len(family) > 1 else {}
-
     def _read_slice(self) -> None:
         deadline, fresh = time.perf_counter() + SLICE_S, list[RunRecord]()
         while self._waiting and time.perf_counter() < deadline:

@@ -196,7 +196,7 @@ def test_job_that_has_failed(qtbot, window: Window, tmp_path: Path):
     assert [each.text() for each in verdict.buttons] == ["Follow it again", "Edit settings", "Open log"]
     assert verdict.advice.text() == ""
     details = qtbot.show(RunDetails())
-    details.show_runs([read_record(folder)], {}, {})
+    details.show_runs([read_record(folder)])
     assert details.machines.text() == "Hugging Face, a100-large"
 
 

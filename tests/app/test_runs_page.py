@@ -225,18 +225,15 @@ def cloned(folder: Path, parent: str) -> None:
     write_parent(RunFolder(folder), Parent(parent, folder.with_name(parent), 4, True, {}))
 
 
-def test_the_family_of_a_clone_is_a_tree_whose_runs_can_be_chosen(qtbot, page: RunsPage, archive: Path) -> None:
-    for name, parent in (("failed", "finished"), ("crashed", "failed")):
+def test_parent_and_clones_of_a_run_are_links(qtbot, page: RunsPage, archive: Path) -> None:
+    for name, parent in (("failed", "gone & away"), ("crashed", "failed")):
         cloned(archive / name, parent)
     reread(qtbot, page)
     page.table.choose(archive / "failed")
-    tree = page.details.family
-    root = tree.topLevelItem(0)
-    assert tree.topLevelItemCount() == 1 and root.text(0) == "finished"
-    assert root.child(0).text(0) == "failed" and root.child(0).child(0).text(0) == "crashed"
-    tree.itemClicked.emit(root.child(0).child(0), 0)
-    assert selected(page) == ["crashed"]
-    assert page.runs.family_of(archive / "finished") == {"finished": ["failed"], "failed": ["crashed"], "crashed": []}
+    clones = 'Clones: <a href="crashed">crashed</a>.'
+    assert page.details.family.text() == f"Cloned from gone &amp; away (not here). {clones}"
+    page.details.family.linkActivated.emit("crashed")
+    assert selected(page) == ["crashed"] and page.details.family.text() == 'Cloned from <a href="failed">failed</a>.'
 
 
 def test_long_words_fit_the_details(qtbot, page: RunsPage, archive: Path) -> None:

@@ -2,18 +2,19 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from html import escape
 from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject, QSignalBlocker, Qt, QTimer, Signal
-from PySide6.QtWidgets import QFrame, QGridLayout, QLineEdit, QTreeWidget, QTreeWidgetItem, QWidget
+from PySide6.QtWidgets import QGridLayout, QLineEdit, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, ProseEdit
 from app.widgets.basic.labels import label, plain_tip, show_text
-from app.widgets.basic.layout import TabArea, clear_layout, column, configure, connect, grid, holder, row, show_all
+from app.widgets.basic.layout import TabArea, clear_layout, column, configure, grid, holder, row, show_all
 from app.widgets.basic.number_format import file_size, moment
 from app.widgets.run_header import StateChip
 from backend.config.config import SETTINGS
@@ -23,7 +24,6 @@ from backend.runs.run_record import PARTS, RunRecord, tags_in, value_text
 from backend.utils.errors import UserError
 
 SAVE_AFTER_MS = 600
-MOST_RELATIVES = 8
 LONGEST_BESIDE = 9  # characters of a word that fits beside its title
 FAINT_PARTS = 0.005  # parts of the disk use below this share are not listed
 
@@ -37,7 +37,6 @@ class RunDetails(TabArea):
         no_bar = Qt.ScrollBarPolicy.ScrollBarAlwaysOff
         super().__init__(accessibleName="Details of the run", horizontalScrollBarPolicy=no_bar)
         self._record: RunRecord | None = None
-        self._family: Mapping[str, Sequence[str]] = {}
         self._save_timer = configure(QTimer(self, singleShot=True, interval=SAVE_AFTER_MS), timeout=self.save)
         self.title = label(font=theme.heading_font(), wrap=True)
         self.tags = configure(QLineEdit(placeholderText="math, first-try"), accessibleName="Tags")
@@ -48,36 +47,33 @@ class RunDetails(TabArea):
         self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.chip, self.when = StateChip(), label(role="muted")
         self.problem = label(role="problem", wrap=True)
-        elide, frame = Qt.TextElideMode.ElideMiddle, QFrame.Shape.NoFrame
-        self.family = configure(QTreeWidget(), name="Parents and clones of the run", headerHidden=True)
-        configure(self.family, frameShape=frame, indentation=theme.scaled(16), itemsExpandable=False)
-        configure(self.family, textElideMode=elide, horizontalScrollBarPolicy=no_bar)
-        chosen, role = self.run_chosen, Qt.ItemDataRole.UserRole
-        connect(lambda item, _: chosen.emit(item.data(0, role)), self.family.itemClicked, self.family.itemActivated)
+        links = Qt.TextInteractionFlag.LinksAccessibleByMouse | Qt.TextInteractionFlag.LinksAccessibleByKeyboard
+        rich = {"textFormat": Qt.TextFormat.RichText, "textInteractionFlags": links}
+        self.family = label(wrap=True, name="Parent and clones of the run", **rich)
+        self.family.linkActivated.connect(self.run_chosen)
         self.machines = label(wrap=True)
         self.settings, self.disk = (grid((), stretch=1, spacing=(theme.SPACE, 2)) for _ in range(2))
         self.free = LinkButton("Free space…", clicked=self.free_requested)
         self.several = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignTop)
         heading = partial(label, font=theme.caption_font(), role="muted", contentsMargins=(0, 6, 0, 0))
-        self._family_title, self._machines_title = heading("Cloned from and to"), heading("Machines")
+        self._machines_title = heading("Machines")
         self._one = QWidget()
         column(
             *(self.title, self.folder, row(self.chip, None, self.when), self.problem),
             *(heading("Tags"), self.tags, heading("Note"), self.note),
-            *(self._family_title, self.family, self._machines_title, self.machines),
+            *(self.family, self._machines_title, self.machines),
             *(heading("Settings that differ from the defaults"), self.settings),
             *(heading("Disk"), self.disk, (self.free, 0, Qt.AlignmentFlag.AlignLeft)),
             into=self._one,
             spacing=6,
         )
         self.setWidget(holder(column(self.several, self._one, None, margins=12), objectName="page"))
-        self.show_runs([], {}, {})
+        self.show_runs([])
 
-    def show_runs(
-        self, records: Sequence[RunRecord], family: Mapping[str, Sequence[str]], titles: Mapping[str, str]
-    ) -> None:
-        """Show one run with its family (`RunList.family_of`), or the number of runs. `titles` are those of all runs."""
+    def show_runs(self, records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) -> None:
+        """Show one run, with its parent and clones among the others, or the number of runs."""
         record = records[0] if len(records) == 1 else None
+        family = family_line(record, others) if record is not None else ""
         is_same = self._record is not None and record is not None and self._record.summary.path == record.summary.path
         if not is_same:
             self.save()
@@ -85,10 +81,10 @@ class RunDetails(TabArea):
         show_all(record is None, self.several)
         total = file_size(sum(one.bytes for one in records))
         self.several.setText(f"{len(records)} runs selected, {total} on disk." if records else "No run is selected.")
-        if record is None or (record == self._record and family == self._family):
+        if record is None or (record == self._record and family == self.family.text()):
             self._record = record
             return
-        self._record, self._family = record, dict(family)
+        self._record = record
         about, notes = record.summary, record.notes
         if not (is_same and self._save_timer.isActive()):  # else the user is typing, ahead of what was saved
             if self.tags.text() != (tags := ", ".join(notes.tags)):
@@ -104,7 +100,7 @@ class RunDetails(TabArea):
         show_text(self.problem, record.notes_problem)
         for widget in (self.tags, self.note):
             widget.setEnabled(not record.notes_problem)
-        self._show_family(family, titles, about.name)
+        show_text(self.family, family)
         counts = Counter(about.machines).items() if (about.ranks or 1) > 1 else ()
         named = [f"{name} ({count} ranks)" if count > 1 else name for name, count in counts]
         machines = ", ".join(named) or (f"{about.ranks} ranks" if (about.ranks or 1) > 1 else "")
@@ -112,34 +108,11 @@ class RunDetails(TabArea):
             job = read_job(RunFolder(Path(about.path)))
             machines = f"Hugging Face, {job.flavor}" if job is not None else machines
         self.machines.setText(machines)
-        show_all(family, self._family_title, self.family)
         show_all(machines, self._machines_title, self.machines)
         settings = [(SETTINGS[key].label, value_text(value)) for key, value in record.settings.items()]
         _fill(self.settings, settings or [("All are the defaults.", "")])
         parts = [(PARTS[part], size) for part, size in record.disk.items() if size > record.bytes * FAINT_PARTS]
         _fill(self.disk, [(name, file_size(size)) for name, size in [("Together", record.bytes), *parts]])
-
-    def _show_family(self, family: Mapping[str, Sequence[str]], titles: Mapping[str, str], current: str) -> None:
-        tree, items = self.family, dict[str, QTreeWidgetItem]()
-        tree.clear()
-
-        def make(name: str) -> QTreeWidgetItem:
-            item = items[name] = QTreeWidgetItem([titles.get(name, f"{name} (not here)")])
-            item.setData(0, Qt.ItemDataRole.UserRole, name)
-            item.setToolTip(0, plain_tip(name))
-            item.setFont(0, theme.heading_font() if name == current else theme.body_font())
-            if name not in titles:
-                item.setForeground(0, theme.palette().muted)
-            return item
-
-        for name, children in family.items():
-            if name not in items:
-                tree.addTopLevelItem(make(name))
-            for child in children:
-                if child not in items:  # a hand-edited parent.json could close a circle
-                    items[name].addChild(make(child))
-        tree.expandAll()
-        tree.setFixedHeight(min(len(items), MOST_RELATIVES) * tree.sizeHintForRow(0) + 2 * tree.frameWidth() + 2)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if watched is self.note and event.type() == QEvent.Type.FocusOut:
@@ -154,6 +127,14 @@ class RunDetails(TabArea):
         changes = {key: value for key, value in now.items() if value != getattr(self._record.notes, key)}
         if changes:
             self.notes_changed.emit(Path(self._record.summary.path), changes)
+
+
+def family_line(record: RunRecord, runs: Sequence[RunRecord]) -> str:
+    """“Cloned from A. Clones: B, C.”, with links to the runs that are here."""
+    links = {run.summary.name: f'<a href="{escape(run.summary.name)}">{escape(run.title)}</a>' for run in runs}
+    clones = [links[run.summary.name] for run in runs if run.parent == record.summary.name]
+    parts = [f"Cloned from {links.get(record.parent, f'{escape(record.parent)} (not here)')}."] if record.parent else []
+    return " ".join([*parts, f"Clones: {', '.join(clones)}."] if clones else parts)
 
 
 def _fill(cells: QGridLayout, rows: Sequence[tuple[str, str]]) -> None:

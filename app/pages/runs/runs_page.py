@@ -235,9 +235,7 @@ class RunsPage(QWidget):
         self.more_button.setEnabled(bool(runs))
         self._fit()
         if self.details_button.isChecked():
-            family = self.runs.family_of(Path(runs[0].summary.path)) if len(runs) == 1 else {}
-            titles = {record.summary.name: record.title for record in self.model.rows} if family else {}
-            self.details.show_runs(runs, family, titles)
+            self.details.show_runs(runs, self.model.rows)
 
     def choose_columns(self) -> None:
         def set_columns(keys: list[str]) -> None:
@@ -351,10 +349,7 @@ class RunsPage(QWidget):
         configure(dialog, cloned=open_clone).show()
 
     def _choose_name(self, name: str) -> None:
-        record = next((record for record in self.model.rows if record.summary.name == name), None)
-        if record is None:
-            self.session.message.emit(f"{name} is not in the runs folder.")
-            return
+        record = next(record for record in self.model.rows if record.summary.name == name)
         self.search.clear()
         self.favourites.setChecked(False)
         self.archived.setChecked(self.archived.isChecked() or record.notes.archived)
