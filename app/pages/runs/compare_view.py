@@ -281,8 +281,6 @@ class CompareView(QWidget):
             lambda _: self.grid and self.grid.set_smoothing(self.smoothing.currentData())
         )
         self.legend = configure(RunLegend(), shown_changed=self._draw_charts)
-        self.shown = ComboBox(name="Runs shown", length=11, tip="All runs, or one alone")
-        self.shown.activated.connect(lambda _: self.legend.solo(self.shown.currentData()))
         self.results, self.settings = ComparisonTable("Results of the runs"), ComparisonTable("Settings that differ")
         self.same = label("Their settings are the same.", role="muted", align=Qt.AlignmentFlag.AlignCenter)
         self.prompts = SharedPromptPanel()
@@ -297,10 +295,10 @@ class CompareView(QWidget):
         below = column(row(self.part, None, self.export_button), (tables, 1))
         tables_part = holder(below, minimumHeight=theme.scaled(110))
         self.parts = splitter(holder(self._charts), tables_part, stretch=(1, 0), upright=True)
-        head = row(self.back, (self.title, 1), self.shown, self.smoothing, self.axis)
+        head = row(self.back, (self.title, 1), self.smoothing, self.axis)
         self._legend_area = TabArea(content=self.legend, accessibleName="Legend of the runs")
         column(head, self._legend_area, (self.parts, 1), into=self, spacing=12, margins=2 * theme.SPACE)
-        set_tab_order(self.back, self.shown, self.smoothing, *self.axis.buttons.values())
+        set_tab_order(self.back, self.smoothing, *self.axis.buttons.values())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         self._fit_legend()
@@ -388,10 +386,6 @@ class CompareView(QWidget):
         return [ComparedName(i, letter_of(i), each.title, each.summary.name) for i, each in enumerate(self._records)]
 
     def _draw_charts(self, *, is_new_axis: bool = False) -> None:
-        runs, shown = self.names(), self.legend.shown()
-        texts = {"": "All runs" if len(shown) in (1, len(runs)) else f"{len(shown)} of {len(runs)} runs"}
-        texts |= {name.name: f"Only {name.text}" for name in runs}
-        self.shown.fill(texts, shown[0].name if len(shown) == 1 < len(runs) else "")
         if self.grid is not None and self.comparison is not None:
             if is_new_axis:
                 self.grid.forget_span()  # a range on the old axis means nothing on the new one
