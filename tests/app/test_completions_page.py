@@ -13,7 +13,7 @@ from PIL import Image
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QFontMetrics, QTextCharFormat
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QFileDialog
+from PySide6.QtWidgets import QFileDialog, QProgressDialog
 
 from app import theme
 from app.pages.completions.completions_page import CompletionsPage, weights_at
@@ -246,10 +246,10 @@ def test_tokens_are_coloured_by_what_was_recorded(qtbot, page: CompletionsPage, 
     marks = marks_of(page)
     assert marks["it "].background().color() == background(MEASURES[2], 1.0)
     assert marks["is"].underlineStyle() == QTextCharFormat.UnderlineStyle.DotLine, "not trained on"
-    assert page.pane.legend.isVisible() and page.pane.legend.tokens.ends == ("1.00", "1.65 π new / π old")
-    assert page.pane.legend.tokens.tip(1) == "token 2, “it ”: Ratio 1.65 π new / π old"
+    assert page.pane.legend.isVisible() and page.pane.tokens.ends == ("1.00", "1.65 π new / π old")
+    assert page.pane.tokens.tip(1) == "token 2, “it ”: Ratio 1.65 π new / π old"
     choose_colour(page, "logp")
-    assert page.pane.legend.tokens.tip(2) == "token 3, “is”: Log-probability when sampled – nats; not trained on"
+    assert page.pane.tokens.tip(2) == "token 3, “is”: Log-probability when sampled – nats; not trained on"
     page.table.selectRow(2)
     assert page.pane.explanation.text().startswith("This run did not record") and not page.pane.text.extraSelections()
     asked = []
@@ -353,11 +353,12 @@ def test_what_is_shown_is_saved(qtbot, page: CompletionsPage, run, tmp_path: Pat
     page.bar.show_filter("cut_off")
     target = tmp_path / "out.jsonl"
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_args: (str(target), ""))
-    page._ask_where(range(page.model.rowCount()))
-    qtbot.waitUntil(lambda: bool(told) and told[-1] == "Saved 2 completions in out.jsonl.")
+    page.save_rows(range(page.model.rowCount()))
+    assert told[-1] == "Saved 2 completions in out.jsonl."
     assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == ["four", "last"]
-    page._ask_where([0])
-    qtbot.waitUntil(lambda: told[-1] == "Saved 1 completion in out.jsonl.")
+    monkeypatch.setattr(QProgressDialog, "wasCanceled", lambda _: True)
+    page.save_rows([0])
+    assert told[-1] == "out.jsonl was not saved." and len(target.read_text().splitlines()) == 2
 
 
 def test_step_beyond_the_end(qtbot, page: CompletionsPage, run, told) -> None:

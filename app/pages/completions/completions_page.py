@@ -1,8 +1,8 @@
 """The Completions page: the completions of a step, or those that a filter or search finds in the run."""
 
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from PySide6.QtGui import (
     QResizeEvent,
     QShowEvent,
 )
-from PySide6.QtWidgets import QBoxLayout, QFileDialog, QMenu, QSizePolicy, QWidget
+from PySide6.QtWidgets import QBoxLayout, QFileDialog, QMenu, QProgressDialog, QSizePolicy, QWidget
 
 from app import theme
 from app.pages.completions.reading_pane import GREY, HINT, ReadingPane
@@ -56,18 +56,17 @@ from backend.runs.completion_rows import (
 )
 from backend.runs.run_record import change_notes
 from backend.trainer.evaluation.evaluation_rows import default_pass_rule
-from backend.utils.errors import UserError
 
 DETAIL, BESIDE = 250, 720
 NARROW, WIDE = 1200, 1500
 MOST_LINES = 100_000
 KEPT_LINES = 512  # lines kept once read: a table asks for each of the visible ones a hundred times a repaint
-SLICE_S = 0.010
 NOTHING = "No completions yet", "They appear here with the first step of a run.", "Go to Train"
 ANSWERS = "No completions", "SFT learns the answers of its dataset and samples none. Chat shows what it writes now."
 """Title, sentence and button of the page without completions."""
 STEP, RUN = "step", "run"
-TYPING_MS = 300
+TYPING_MS, SAVING_MS = 300, 500
+"""Pause in typing before a search; time that saving takes before it shows its progress."""
 
 
 class RunLines(Sequence[CompletionLine]):
@@ -108,28 +107,20 @@ class RunLines(Sequence[CompletionLine]):
 
 def weights_at(run: Run, step: int, rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """The weight of each of `run.reward_names` at a step: those that explain the rewards of the rows, or none."""
-    names, logged = run.reward_names, []
+    names, logged = run.reward_names, list[float]()
     for name in names:
         steps, values = run.series(f"reward_weights/{name}")
-        at = int(np.searchsorted(steps, step))
-        if at < len(steps) and steps[at] == step:
-            logged.append(float(values[at]))
-    configured = run.config.get("reward_weights") or [1.0] * len(names)
-    is_list = isinstance(configured, list) and all(isinstance(x, int | float) for x in configured)
-    completions = [completion for row in rows for completion in listed_completions(row)]
-    # Environments have weight 1.
-    whole = [*map(float, configured), *[1.0] * (len(names) - len(configured))] if is_list else []
-    for weights in (logged, whole):
-        if not names or len(weights) != len(names):
-            continue
-        for completion in completions:
-            scores, reward = scores_of(completion), completion.get("reward")
-            known = [(weight, scores.get(name)) for name, weight in zip(names, weights, strict=True)]
-            total = sum(weight * score for weight, score in known if isinstance(score, int | float))
-            if isinstance(reward, int | float) and abs(total - reward) > 1e-6 * max(1.0, abs(reward)):
-                break
-        else:
-            return weights
+        logged += values[steps == step].tolist()
+    configured = run.config.get("reward_weights") or []
+    with_environments = [*configured, *[1.0] * (len(names) - len(configured))]
+    completions = [one for row in rows for one in listed_completions(row) if finite(one.get("reward")) is not None]
+    rewards = [one["reward"] for one in completions]
+    scores = [[finite(scores_of(one).get(name)) or 0.0 for name in names] for one in completions]
+    for weights in (logged, with_environments):
+        if names and len(weights) == len(names):
+            totals = np.reshape(scores, (-1, len(names))) @ weights
+            if np.allclose(totals, rewards, rtol=1e-6, atol=1e-6):
+                return weights
     return []
 
 
@@ -142,9 +133,6 @@ class CompletionsPage(QWidget):
         self._run: Run | None = None
         self._shown: tuple[Run, int] | None = None
         self._picked = 0
-        self._export: Generator[int, None, None] | None = None
-        self._export_of: tuple[Path, int] = (Path(), 0)
-        self._saving = configure(QTimer(self, interval=0), timeout=self._save_slice)
 
         self.nothing = EmptyState(button_clicked=lambda: session.page_requested.emit("train"))
         self.model = CompletionModel(self)
@@ -157,11 +145,10 @@ class CompletionsPage(QWidget):
         self.show_its_step = LinkButton("Show its step", on_click=self.go_to_step)
         for link in (self.follow_prompt, self.show_its_step):
             self.detail.head.addWidget(link, 0, Qt.AlignmentFlag.AlignTop)
-        self.save = button("Save", self._end_saving, tip="Save completions as JSON lines or Markdown")
-        self._save_menu = QMenu(self.save)
-        self._save_menu.addAction("Selected completions…", lambda: self._ask_where(self.table.selected_rows()))
-        self._save_menu.addAction("Everything shown…", lambda: self._ask_where(range(self.model.rowCount())))
-        self._show_saving()
+        menu = QMenu(self)
+        menu.addAction("Selected completions…", lambda: self.save_rows(self.table.selected_rows()))
+        menu.addAction("Everything shown…", lambda: self.save_rows(range(self.model.rowCount())))
+        self.save = button("Save", menu=menu, tip="Save completions as JSON lines or Markdown")
         self.switcher, self.bar = Switcher(chosen=session.open_run), FilterBar()
         self.search = self.bar.search
         self.earlier = button("Earlier", lambda: self.go(-1), tip="The step before (Ctrl+[)")
@@ -424,7 +411,7 @@ class CompletionsPage(QWidget):
         if (line := self.table.current_line) is not None:
             self.bar.follow_prompt(hash(prompt_key(line.row)))
 
-    def _ask_where(self, rows: Sequence[int]) -> None:
+    def save_rows(self, rows: Sequence[int]) -> None:
         lines = self.model.rows
         if isinstance(lines, RunLines):  # without reading what is not shown
             places = [lines.place(row) for row in rows]
@@ -435,41 +422,24 @@ class CompletionsPage(QWidget):
         filters = ";;".join(f"{name} (*{suffix})" for suffix, name in SUFFIXES.items())
         start = str(Path.home() / f"{self.completions.path.parent.name} completions.jsonl")
         chosen, name = QFileDialog.getSaveFileName(self, "Save completions", start, filters)
-        if chosen:
-            target = Path(chosen)
-            if target.suffix not in SUFFIXES:
-                suffix = next((suffix for suffix, text in SUFFIXES.items() if name.startswith(text)), ".jsonl")
-                target = target.with_name(target.name + suffix)
-            self._export = export_completions(self.completions.path, places, target)
-            self._export_of = target, len(places)
-            self._saving.start()
-            self._show_saving()
-
-    def _save_slice(self) -> None:
-        assert self._export is not None
-        (target, total), until, written = self._export_of, time.perf_counter() + SLICE_S, 0
-        try:
-            for written in self._export:
-                if time.perf_counter() > until:
-                    self.session.message.emit(f"Saving {written:,} of {total:,} completions…")
-                    return
-            self._end_saving(f"Saved {counted(total, 'completion')} in {target.name}.")
-        except UserError as error:
-            self._end_saving(error.faults[0].sentence)
-
-    def _end_saving(self, sentence: str = "") -> None:
-        if self._export is not None:
-            self._export.close()
-            self._saving.stop()
-            self._export = None
-            self.session.message.emit(sentence or f"{self._export_of[0].name} was not saved.")
-            self._show_saving()
-
-    def _show_saving(self) -> None:
-        is_busy = self._export is not None
-        self.save.setText("Cancel" if is_busy else "Save")
-        self.save.setProperty("menu", not is_busy)
-        self.save.setMenu(None if is_busy else self._save_menu)  # pyright: ignore[reportArgumentType]: None removes it
+        if not chosen:
+            return
+        target, say = Path(chosen), self.session.message.emit
+        if target.suffix not in SUFFIXES:
+            suffix = next((suffix for suffix, text in SUFFIXES.items() if name.startswith(text)), ".jsonl")
+            target = target.with_name(target.name + suffix)
+        progress = QProgressDialog(f"Saving {counted(len(places), 'completion')}…", "Cancel", 0, len(places), self)
+        configure(progress, modal=True, minimumDuration=SAVING_MS, attribute=Qt.WidgetAttribute.WA_DeleteOnClose)
+        progress.setValue(0)
+        with problems_to(say), closing(export_completions(self.completions.path, places, target)) as saving:
+            for written in saving:
+                progress.setValue(written)  # which handles events while it is shown
+                if progress.wasCanceled():
+                    say(f"{target.name} was not saved.")
+                    break
+            else:
+                say(f"Saved {counted(len(places), 'completion')} in {target.name}.")
+        progress.close()
 
     def show_requested(self, step: int, name: str | None) -> None:
         """`name`: of a filter; None shows all."""

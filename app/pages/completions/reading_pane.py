@@ -9,14 +9,14 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 from typing import Any, Literal
 
-from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QFont, QHelpEvent, QLinearGradient, QPainter, QPaintEvent, QTextCharFormat
-from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtGui import QColor, QFont, QHelpEvent, QTextCharFormat
+from PySide6.QtWidgets import QToolTip
 
 from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox, LinkButton
 from app.widgets.basic.labels import label, show_text
-from app.widgets.basic.layout import configure, row, set_shown
+from app.widgets.basic.layout import row, set_shown
 from app.widgets.basic.number_format import counted, figure, finite, signed
 from app.widgets.completion_detail import CompletionPane, conversation_format, show_parts
 from backend.runs.completion_rows import Kind, conversation_parts, conversation_text
@@ -24,7 +24,7 @@ from backend.utils.text import visible
 
 STRONGEST, CHANGED = 0.45, 0.30
 """Share of the colour behind the strongest token and a changed text: more would take the text's contrast below 4.5."""
-SHADES = 24
+SHADES, LEGEND_CELLS = 24, 13
 MOST_WORDS = 6000  # words of two texts together above which whole lines are compared: the time grows with the square
 FOLDABLE = {"think": "Thinking", "answer": "Answer"}
 """Tag → the name of what is between its opening and its closing one."""
@@ -180,7 +180,9 @@ class ReadingPane(CompletionPane):
         tips = ["", *(measure.sentence for measure in MEASURES)]
         self.measure = ComboBox(name="Colour tokens by", length=22, items=names, tips=tips)
         self.measure.currentIndexChanged.connect(self._show_text)
-        self.legend = configure(TokenLegend(), visible=False)
+        self.tokens: ColouredTokens | None = None
+        rich = Qt.TextFormat.RichText
+        self.legend = label(font=theme.figures_font(theme.CAPTION), textFormat=rich, visible=False)
         self.explanation = label(font=theme.caption_font(), role="caption", wrap=True, visible=False)
         self.setting = LinkButton("Go to the setting", visible=False)
         self.hint = label(font=theme.caption_font(), role="caption", wrap=True)
@@ -207,7 +209,6 @@ class ReadingPane(CompletionPane):
         super()._recolour()
         if pair is not None:
             self.show_difference(*pair, title)
-        self.legend.update()
 
     def _show_text(self) -> None:
         if self._completion is None:
@@ -244,11 +245,19 @@ class ReadingPane(CompletionPane):
             shown = [
                 (fold(part, tags) if kind == "text" else part, conversation_format(kind)) for kind, part in conversation
             ]
-        self._ends = show_parts(self.text, shown)
-        self.legend.show_tokens(tokens)
+        self._ends, self.tokens = show_parts(self.text, shown), tokens
+        set_shown(self.legend, tokens is not None)
+        if tokens is not None:
+            (low, high), (left, right) = tokens.span, tokens.ends
+            shades = (low + (high - low) * at / (LEGEND_CELLS - 1) for at in range(LEGEND_CELLS))
+            cells = (
+                f'<span style="background:{background(tokens.measure, x).name()}">&nbsp;&nbsp;</span>' for x in shades
+            )
+            self.legend.setText(f"{left}&nbsp; {''.join(cells)} &nbsp;{right}")
+            self.legend.setAccessibleName(f"{tokens.measure.label}: colours from {left} to {right}")
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        tokens = self.legend.tokens
+        tokens = self.tokens
         if tokens is None or event.type() != QEvent.Type.ToolTip or not isinstance(event, QHelpEvent):
             return False
         position = self.text.cursorForPosition(event.pos()).position()
@@ -267,42 +276,3 @@ class ReadingPane(CompletionPane):
     def _explain(self, sentence: str) -> None:
         show_text(self.explanation, sentence)
         set_shown(self.setting, sentence == NOT_RECORDED)
-
-
-class TokenLegend(QWidget):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens: ColouredTokens | None = None
-        self.setFont(theme.figures_font(theme.CAPTION))
-        self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
-
-    def show_tokens(self, tokens: ColouredTokens | None) -> None:
-        self.tokens = tokens
-        set_shown(self, tokens is not None)
-        if tokens is not None:
-            self.setAccessibleName(f"{tokens.measure.label}: colours from {tokens.ends[0]} to {tokens.ends[1]}")
-        self.updateGeometry()
-        self.update()
-
-    def sizeHint(self) -> QSize:
-        ends = self.tokens.ends if self.tokens is not None else ()
-        texts = sum(self.fontMetrics().horizontalAdvance(text) for text in ends)
-        return QSize(texts + theme.scaled(96) + 2 * theme.SPACE, theme.scaled(18))
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        if self.tokens is None:
-            return
-        painter, (left, right), (low, high) = QPainter(self), self.tokens.ends, self.tokens.span
-        painter.setPen(theme.palette().text)
-        centre = Qt.AlignmentFlag.AlignVCenter
-        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignLeft | centre, left)
-        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignRight | centre, right)
-        start = self.fontMetrics().horizontalAdvance(left) + theme.SPACE
-        end = self.width() - self.fontMetrics().horizontalAdvance(right) - theme.SPACE
-        strip = QRectF(start, 3, max(0, end - start), self.height() - 6)
-        gradient = QLinearGradient(strip.topLeft(), strip.topRight())
-        for at in (0.0, 0.5, 1.0):
-            gradient.setColorAt(at, background(self.tokens.measure, low + (high - low) * at))
-        painter.fillRect(strip, gradient)
-        painter.setPen(theme.palette().outline)
-        painter.drawRect(strip)
