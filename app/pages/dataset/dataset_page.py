@@ -107,7 +107,6 @@ class DatasetPage(QWidget):
         self.session, self.draft = session, session.draft
         dataset = self.dataset = session.dataset
         self._row_request = 0
-        self._generation = 0
         self._had_tokens = False
         self._by_difficulty: dict[str, list[int]] = {}
         self._rest_timer = configure(QTimer(self, singleShot=True, interval=MOVED_MS), timeout=self._request_row)
@@ -310,7 +309,6 @@ class DatasetPage(QWidget):
 
     def _show_chosen_rows(self) -> None:
         dataset, kind = self.dataset, self.difficulty.currentData()
-        self._generation += 1
         rows = range(dataset.splits.get(dataset.split, {}).get("rows", 0))
         numbers = self._by_difficulty[kind] if kind else rows
         valid_values = self.draft.valid_values()
@@ -340,23 +338,23 @@ class DatasetPage(QWidget):
         return "No rows could be read; the error is shown above."
 
     def _request_chunk(self, start: int) -> None:
-        generation = self._generation
+        numbers = self.model.numbers
 
         def add(rows: list[dict[str, Any]] | None) -> None:
-            if generation == self._generation:  # else they are of a dataset or split that is no longer shown
+            if numbers is self.model.numbers:  # else they are of a dataset or split that is no longer shown
                 self.model.add_chunk(start, rows)
 
-        self.dataset.request("preview_rows", add, self, numbers=list(self.model.numbers[start : start + CHUNK]))
+        self.dataset.request("preview_rows", add, self, numbers=list(numbers[start : start + CHUNK]))
 
     def _copy_rows(self) -> None:
         places = [place for part in self.table.selected_ranges() for place in part]
-        starts, generation = sorted({place - place % CHUNK for place in places}), self._generation
+        starts, numbers = sorted({place - place % CHUNK for place in places}), self.model.numbers
         if len(starts) > MAX_CHUNKS:
             self.session.message.emit(f"At most {MAX_CHUNKS * CHUNK:,} rows can be copied at once.")
             return
 
         def copy(rows: Sequence[dict[str, Any]] | None) -> None:
-            if rows is not None and generation == self._generation:
+            if rows is not None and numbers is self.model.numbers:
                 for i, start in enumerate(starts if rows else ()):
                     self.model.add_chunk(start, rows[i * CHUNK : (i + 1) * CHUNK])
                 QGuiApplication.clipboard().setText(self.table.as_text(places))
@@ -364,22 +362,22 @@ class DatasetPage(QWidget):
         if all(map(self.model.held, starts)):
             copy(())
         else:
-            numbers = [number for start in starts for number in self.model.numbers[start : start + CHUNK]]
-            self.dataset.request("preview_rows", copy, self, numbers=numbers)
+            wanted = [number for start in starts for number in numbers[start : start + CHUNK]]
+            self.dataset.request("preview_rows", copy, self, numbers=wanted)
 
     def _request_row(self) -> None:
         place = self.table.currentIndex().row()
         if place < 0:
             return
-        index = self.model.numbers[place]
+        numbers = self.model.numbers
+        index = numbers[place]
         if self._row_request:
             self.session.service.cancel(self._row_request)
-        generation = self._generation
 
         def show(answer: dict[str, Any] | None) -> None:
             # A first answer comes while the tokenizer is loading; the request then stays pending for the second.
             self._row_request = self._row_request if answer and answer.get("loading") else 0
-            if answer is not None and generation == self._generation:
+            if answer is not None and numbers is self.model.numbers:
                 self.detail.show_row(index, answer)
 
         self._row_request = self.dataset.request("preview_row", show, self, in_parts=True, index=index)
