@@ -349,7 +349,6 @@ def cards(qtbot, qapp) -> HealthCards:
     shown = HealthCards(Session(), page)
     qtbot.addWidget(shown)
     shown.resize(1060, 300)
-    shown.set_room(400, 400)
     return shown
 
 

@@ -99,7 +99,6 @@ class MonitorPage(QWidget):
         tile_row = self._tile_row = holder(row(*((tile, 1) for tile in self.tiles.values())))
         right = (0, 0, theme.GUTTER, 0)  # the grid has none: its scroll bar is in the gutter
         head = (self.header, self._job_row, self.note)
-        self._beside_charts = (*head, self.verdict, tile_row, self.ranks_card, self.log)
         above = column(*head, self.findings, self.verdict, tile_row, self.ranks_card, margins=right)
         margins = (theme.GUTTER, theme.GUTTER, 0, theme.GUTTER)
         content = column(above, (self.grid, 1), column(self.log, margins=right), margins=margins)
@@ -127,7 +126,7 @@ class MonitorPage(QWidget):
         if self._run is not None:
             self._fit_height(self._run)
             self._show_verdict()
-        self.findings.show_run(self._run, self._beside_charts)
+        self.findings.fit()
 
     def showEvent(self, event: QShowEvent) -> None:
         self._refresh()
@@ -175,7 +174,7 @@ class MonitorPage(QWidget):
         self._fit_height(run)
         if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
-        self.findings.show_run(run, self._beside_charts)
+        self.findings.show_run(run)
         self.grid.show_news()
         QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
 

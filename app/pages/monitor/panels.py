@@ -33,7 +33,7 @@ from backend.utils.text import as_in_a_terminal
 MAX_READ = 64 << 10  # bytes read at a time
 FOLDED = 2
 NARROW = 860
-ROWS_OF_CHARTS = 336  # height of the heading and two rows of charts, which stay in view
+MOST_OF_PAGE = 0.25  # share of the page's height that findings may take
 
 
 class MetricTile(QFrame):
@@ -256,7 +256,6 @@ class HealthCards(QFrame):
         self._episodes: list[Episode] = []
         self._rows: list[HealthRow] = []
         self._is_open = self._is_live = False
-        self._room = self._open_room = 10_000
         self._layout: QVBoxLayout = column(spacing=0)
         content = holder(self._layout)
         self._area = TabArea(horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -273,11 +272,6 @@ class HealthCards(QFrame):
             self._episodes, self._is_live = list(episodes), live
             self._show_rows()
 
-    def set_room(self, folded: int, unfolded: int) -> None:
-        if (folded, unfolded) != (self._room, self._open_room):
-            self._room, self._open_room = folded, unfolded
-            self._fit()
-
     def unfold(self, is_open: bool) -> None:
         if is_open != self._is_open:
             self._is_open = is_open
@@ -286,14 +280,24 @@ class HealthCards(QFrame):
     def _show_rows(self) -> None:
         clear_layout(self._layout)
         current = [episode for episode in self._episodes if episode.until is None]
-        self._rows = [
-            HealthRow(episode, self._actions(episode))
-            for episode in (self._episodes if self._is_open else current[:FOLDED])
-        ]
-        for shown in self._rows:
-            self._layout.addWidget(shown)
+        shown = self._episodes if self._is_open else current[:FOLDED]
+        self._rows = [HealthRow(episode, self._actions(episode)) for episode in shown]
+        for each in self._rows:
+            self._layout.addWidget(each)
+            each.show()  # at once, since its height counts
+        rest = len(self._episodes) - len(shown)
+        self.more.setText(f"{rest} more" if shown else f"{counted(rest, 'finding')} of earlier steps")
+        if self._is_open:
+            self.more.setText("Show less")
+        set_shown(self.more, self._is_open or rest > 0)
+        set_shown(self._area, bool(shown))
         set_shown(self, bool(self._episodes))
-        self._fit()
+        self.fit()
+
+    def fit(self) -> None:
+        """As high as the findings, but leave the charts most of the page: beyond that the findings scroll."""
+        needed = sum(each.heightForWidth(max(1, self.width() - 2)) for each in self._rows)
+        self._area.setFixedHeight(min(needed, round(MOST_OF_PAGE * self._page.height())))
 
     def _actions(self, episode: Episode) -> list[tuple[str, str, Callable[[], object]]]:
         actions: list[tuple[str, str, Callable[[], object]]] = []
@@ -328,47 +332,13 @@ class HealthCards(QFrame):
         actions.append(("Dismiss", "Hide this finding", dismiss))
         return actions
 
-    def _fit(self) -> None:
-        heights = [row.heightForWidth(max(1, self.width() - 2)) for row in self._rows]
-        foot, count, total = theme.scaled(22), len(heights), len(self._episodes)
-        while count and not self._is_open and sum(heights[:count]) + foot * (count < total) > self._room:
-            count -= 1
-        for index, shown in enumerate(self._rows):
-            set_shown(shown, index < count)
-        set_shown(self._area, count > 0)
-        most = max(0, self._open_room - foot) if self._is_open else 10_000
-        self._area.setFixedHeight(min(sum(heights[:count]), most))
-        set_shown(self.more, self._is_open or count < total)
-        if self._is_open:
-            self.more.setText("Show less")
-        elif count:
-            self.more.setText(f"{total - count} more")
-        else:
-            what = counted(total, "finding")
-            worst = next((episode for episode in self._episodes if episode.until is None), None)
-            self.more.setText(
-                f"{what}, the worst: {worst.title} {when(worst)}" if worst else f"{what} of earlier steps"
-            )
-
     def resizeEvent(self, event: QResizeEvent) -> None:
-        self._fit()
+        self.fit()
 
-    def show_run(self, run: Run | None, beside: Sequence[QWidget] = ()) -> None:
-        """Show the findings of this run. `beside`: the page's other widgets above and below the charts."""
+    def show_run(self, run: Run | None) -> None:
         if run is not self._run:
             self._run, self._dismissed = run, set()
             self.unfold(False)
-        if beside:
-            width = self._page.width() - 2 * theme.GUTTER
-            heights = [
-                part.heightForWidth(width) if part.hasHeightForWidth() else part.sizeHint().height()
-                for part in beside
-                if not part.isHidden()
-            ]
-            charts = theme.scaled(ROWS_OF_CHARTS)
-            taken = sum(heights) + theme.SPACE * (len(heights) + 1) + charts // 2 + 2 * theme.GUTTER
-            room = self._page.height() - taken
-            self.set_room(room - charts // 2, max(room, charts // 4))
         live = run is not None and run.is_live
         self.show_episodes(findings_of(run, self._dismissed) if run is not None else [], live=live)
 
