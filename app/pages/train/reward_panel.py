@@ -9,7 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QAbstractItemView, QApplication, QInputDialog, QLineEdit, QMenu, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QInputDialog, QLineEdit, QMenu, QWidget
 
 from app import theme
 from app.state.reward_bench import DEFAULT_URL, LOCAL, JudgeServers, RewardBench, address_of, is_remote
@@ -17,7 +17,7 @@ from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, ElidedLabel, ElidedLink, LinkButton, ListedEdit
 from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import REMOVE_KEYS, button, explain_at, label, plain_tip, show_text
-from app.widgets.basic.layout import card, clear_layout, column, configure, connect, grid, holder, row
+from app.widgets.basic.layout import card, clear_layout, column, configure, connect, grid, holder, row, set_tab_order
 from app.widgets.basic.number_format import DASH, counted, figure
 from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index
 from app.widgets.form import value_text
@@ -256,7 +256,7 @@ class RewardPanel(QWidget):
         self.model = RewardModel(self)
         self.table = RewardTable(self.model)
         self.servers = JudgeServers(bench.service, self)
-        self.arguments = RewardArguments(self.servers)
+        self.arguments = RewardArguments(self.servers, after=self.table)
         self._current = self._removed = ""
         self._visible_names: set[str] = set()
         self.count = label(role="muted")
@@ -273,8 +273,7 @@ class RewardPanel(QWidget):
         self.try_button = button("Try", self._try, tip=TRY_TIP)
         self.result = ElidedLink("", tip="Show the scores of every completion")
         self.more = LinkButton("", on_click=self.show_all)
-        buttons = (self.use_defaults, self.add_file, self.add_model, self.try_button)
-        self.tab_stops: list[QWidget] = [self.more, self.table, *buttons, self.result]
+        buttons = self._buttons = (self.use_defaults, self.add_file, self.add_model, self.try_button)
         self.model.picked.connect(self._pick)
         connect(self._show_bench, bench.busy_changed, bench.changed)
         bench.progress.connect(lambda done, of: self._say(f"{bench.busy}, {done:,} of {of:,}" if of else bench.busy))
@@ -296,6 +295,10 @@ class RewardPanel(QWidget):
         head = row(label("Default Reward Functions", theme.heading_font()), None, self.count, self.more)
         parts = (self.table, self.none_ticked, self.arguments, self.problem, row(*buttons, None), self.result)
         column(head, card(role="rule"), *parts, into=self, margins=(0, 4, 0, 0))
+
+    @property
+    def tab_stops(self) -> list[QWidget]:
+        return [self.more, self.table, *self.arguments.tab_stops, *self._buttons, self.result]
 
     def _try(self) -> None:
         if self._bench.busy:
@@ -390,17 +393,6 @@ class RewardPanel(QWidget):
         self._pick(weights)
         self.show_rewards()  # an unticked one is not in the setting
 
-    def focusNextPrevChild(self, forward: bool) -> bool:
-        fields, focused = self.arguments.tab_stops, QApplication.focusWidget()
-        chain = [self.table, *fields, self.use_defaults]
-        if fields and focused in chain:
-            following = chain.index(focused) + (1 if forward else -1)
-            if 0 <= following < len(chain):
-                reason = Qt.FocusReason.TabFocusReason if forward else Qt.FocusReason.BacktabFocusReason
-                chain[following].setFocus(reason)
-                return True
-        return super().focusNextPrevChild(forward)
-
 
 class RewardArguments(QWidget):
     """The arguments of a function; those of a judge have editors of their own, and a note on its server."""
@@ -408,9 +400,10 @@ class RewardArguments(QWidget):
     changed = Signal(str, str)  # old entry, new entry
     model_wanted = Signal(object)  # takes the chosen id or folder
 
-    def __init__(self, servers: JudgeServers) -> None:
+    def __init__(self, servers: JudgeServers, after: QWidget) -> None:
+        """`after`: the widget before the fields in the order of Tab."""
         super().__init__()
-        self.servers = servers
+        self.servers, self._after = servers, after
         self._entry: RewardEntry | None = None
         self._is_judge = False
         self._signature: tuple[str, Sequence[Parameter]] = ("", ())
@@ -431,8 +424,8 @@ class RewardArguments(QWidget):
 
     @property
     def tab_stops(self) -> list[QWidget]:
-        more = [self.edit, self.key, self.remove]
-        return [*self.fields.values(), *(each for each in more if each.isVisibleTo(self))]
+        edit = [self.edit] if self._is_judge else []
+        return [*self.fields.values(), *edit, self.key, self.remove]
 
     def show_entry(self, entry: RewardEntry | None) -> None:
         if entry == self._entry:
@@ -493,6 +486,7 @@ class RewardArguments(QWidget):
             self._grid.addWidget(ElidedLabel(text=text, toolTip=plain_tip(text), buddy=field), 2 * line, place)
             has_edit = self._is_judge and name == "rubric"
             self._grid.addWidget(holder(row((field, 1), self.edit)) if has_edit else field, 2 * line + 1, place)
+        set_tab_order(self._after, *self.tab_stops)
 
     def _emit_changed(self) -> None:
         if self._entry is None:
