@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFontMetrics
-from PySide6.QtWidgets import QLabel, QLineEdit
+from PySide6.QtWidgets import QInputDialog, QLabel, QLineEdit
 from typer.testing import CliRunner
 
 from app import theme
@@ -193,7 +193,7 @@ def test_a_run_is_renamed_in_the_table(qtbot, page: RunsPage, archive: Path) -> 
 
 
 def test_several_runs_get_a_tag_and_a_star_together(page: RunsPage, archive: Path, monkeypatch) -> None:
-    monkeypatch.setattr(page, "ask_for_tags", lambda: "math good")
+    monkeypatch.setattr(QInputDialog, "getText", lambda *_: ("math good", True))
     page.table.choose(archive / "failed", archive / "finished")
     page.do("tag")
     page.do("favourite")

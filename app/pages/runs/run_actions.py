@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QFile, Qt, Signal
-from PySide6.QtWidgets import QLabel, QLineEdit, QListWidget, QListWidgetItem, QWidget
+from PySide6.QtWidgets import QLineEdit, QListWidget, QListWidgetItem, QWidget
 
 from app import theme
 from app.state.messages import problems_to
@@ -53,6 +53,11 @@ def restore(path: Path, trashed: Path | None) -> None:
     # On Linux (https://specifications.freedesktop.org/trash-spec/1.0/) the trash would go on listing it.
     if trashed.parent.name == "files":
         (trashed.parents[1] / "info" / f"{trashed.name}.trashinfo").unlink(missing_ok=True)
+
+
+def ticked_data(listed: QListWidget) -> list[Any]:
+    items = [listed.item(i) for i in range(listed.count())]
+    return [item.data(Qt.ItemDataRole.UserRole) for item in items if item.checkState() == Qt.CheckState.Checked]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +121,7 @@ class FreeSpaceDialog(Dialog):
         self._show_sum()
 
     def chosen(self) -> list[FreeableSpace]:
-        items = [self.list.item(i) for i in range(self.list.count())]
-        ticked = [item for item in items if item.checkState() == Qt.CheckState.Checked]
-        return [item.data(Qt.ItemDataRole.UserRole) for item in ticked]
+        return ticked_data(self.list)
 
     def delete(self) -> None:
         refused, done, total = list[str](), list[Path](), 0
@@ -146,7 +149,6 @@ class ChangedSettings(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.fields: dict[str, Field] = {}
-        self._rows: dict[str, tuple[QWidget, QLabel]] = {}
         self._now: Mapping[str, Any] = {}
         self.search = SettingSearch([about for key, about in SETTINGS.items() if key != "run_name"])
         configure(self.search, placeholderText="Change a setting…", chosen=self.add)
@@ -154,23 +156,21 @@ class ChangedSettings(QWidget):
 
     def set_now(self, now: Mapping[str, Any]) -> None:
         self._now = now
-        for key, (_, caption) in self._rows.items():
-            caption.setText(f"now {value_text(self.now(key))}")
+        for key, field in self.fields.items():
+            field.show_note(f"Now {value_text(self.now(key))}")
         self._check()
 
     def add(self, key: str) -> None:
         if key not in self.fields:
-            holder = QWidget(self)
-            field = make_field(SETTINGS[key], holder)
+            line = QWidget(self)
+            field = self.fields[key] = make_field(SETTINGS[key], line)
             field.show_value(self.now(key))
+            field.show_note(f"Now {value_text(self.now(key))}")
             field.edited.connect(lambda *_: self._check())
-            caption = label(f"now {value_text(self.now(key))}", role="muted", wrap=True)
-            remove = LinkButton("Remove", on_click=lambda: self.remove(key))
-            remove.setAccessibleName(f"Do not change {SETTINGS[key].label}")
-            centre = Qt.AlignmentFlag.AlignVCenter
-            row((field, 1), (caption, 1, centre), (remove, 0, centre), into=holder, spacing=12)
-            self._column.addWidget(holder)
-            self.fields[key], self._rows[key] = field, (holder, caption)
+            name = f"Do not change {SETTINGS[key].label}"
+            remove = LinkButton("Remove", on_click=lambda: self.remove(key), name=name)
+            row((field, 1), (remove, 0, Qt.AlignmentFlag.AlignVCenter), into=line, spacing=12)
+            self._column.addWidget(line)
             self._check()
         self.search.clear()
         control = self.fields[key].control
@@ -179,10 +179,9 @@ class ChangedSettings(QWidget):
             control.selectAll()  # typing replaces the value
 
     def remove(self, key: str) -> None:
-        holder, _ = self._rows.pop(key)
-        del self.fields[key]
-        holder.hide()
-        holder.deleteLater()
+        line = self.fields.pop(key).parentWidget()
+        line.hide()
+        line.deleteLater()
         self.search.setFocus()
         self._check()
 

@@ -9,6 +9,7 @@ from PySide6.QtGui import QCursor, QFont, QKeyEvent, QPainter, QPen, QPixmap, QP
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QListWidget, QListWidgetItem, QWidget
 
 from app import theme
+from app.pages.runs.run_actions import ticked_data
 from app.state.run_list import FoldedSweep
 from app.widgets.basic import icons
 from app.widgets.basic.controls import SearchEdit
@@ -410,6 +411,4 @@ class ColumnDialog(Dialog):
             item.setHidden(text.lower() not in item.text().lower())
 
     def _emit(self) -> None:
-        items = [self.list.item(i) for i in range(self.list.count())]
-        ticked = [item for item in items if item.checkState() == Qt.CheckState.Checked]
-        self.chosen.emit([item.data(ROLE.UserRole) for item in ticked])
+        self.chosen.emit(ticked_data(self.list))

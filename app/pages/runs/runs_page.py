@@ -276,14 +276,11 @@ class RunsPage(QWidget):
         self.session.show_setting("adapter")
 
     def _tag(self) -> None:
-        new = tags_in(self.ask_for_tags())
-        for run in self.table.selected_runs() if new else ():
+        runs = self.table.selected_runs()
+        of = "the run" if len(runs) == 1 else f"{len(runs)} runs"
+        new = tags_in(QInputDialog.getText(self, "Add tags", f"Tags for {of}, separated by commas:")[0])
+        for run in runs if new else ():
             self.note(Path(run.summary.path), {"tags": tuple(dict.fromkeys([*run.notes.tags, *new]))})
-
-    def ask_for_tags(self) -> str:
-        count = len(self.table.selected_runs())
-        of = "the run" if count == 1 else f"{count} runs"
-        return QInputDialog.getText(self, "Add tags", f"Tags for {of}, separated by commas:")[0]
 
     def note(self, path: Path, changes: dict[str, Any]) -> None:
         with problems_to(self.session.message.emit):
