@@ -185,7 +185,7 @@ def test_conversations(qtbot: QtBot, session: Session, real_runs: Path) -> None:
     assert str(page.model.index(calling[0], 0).data()).startswith("2 turns, 1 call · <answer>")
     assert page.pane.result.text().endswith("2 turns, 1 call</span>")
     page.pane.measure.setCurrentIndex(1)
-    masked = page.pane.legend.tokens.trained.count(False)
+    masked = page.pane.tokens.trained.count(False)
     assert masked == page.table.current_line.completion["turns"][0]["result_tokens"] > 0
     page.find("→ calculate(")
     qtbot.waitUntil(lambda: page.model.rowCount() == len(calling))

@@ -29,7 +29,7 @@ REWARD, SCORES, MEAN, WEIGHT, TIME = range(5)
 HISTOGRAM_ROLE = Qt.ItemDataRole.UserRole
 """Item role of the Scores column: (scores, colour)."""
 BINS, MAX_BAR_WIDTH = 24, 16
-SHORT, TALL = 560, 760
+SHORT, TALL = 430, 630
 STALE = {
     "level": "note",
     "sentence": "Settings or files have changed since these scores.",
@@ -115,11 +115,12 @@ def draw_histogram(painter: QPainter, cell: QRect, shown: tuple[Sequence[float],
 
 
 class FindingsCard(QFrame):
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, results: QWidget) -> None:
+        super().__init__(results)
+        self.results = results
         policies = QSizePolicy.Policy
         configure(self, role="card", name="Verdict", sizePolicy=(policies.Preferred, policies.Maximum))
-        self._column, self._room = column(spacing=6), 10_000
+        self._column = column(spacing=6)
         self._area = TabArea(content=holder(self._column))
 
         def turn_fold() -> None:
@@ -146,16 +147,15 @@ class FindingsCard(QFrame):
         more = f"{len(findings) - 1} more" if self._is_folded else "Show the first only"
         show_text(self.more, more if len(findings) > 1 else "")
         self.setVisible(bool(findings))
-        self.fit(self._room)
+        self.fit()
 
-    def fit(self, room: int) -> None:
-        """Show all in at most `room` pixels; beyond them the findings scroll."""
-        self._room = room
+    def fit(self) -> None:
+        """Show all in at most half of the height that there is; beyond it the findings scroll."""
         needed = self._column.heightForWidth(self._area.viewport().width())  # −1 of none
-        self._area.setFixedHeight(min(max(0, needed), room))
+        self._area.setFixedHeight(min(max(0, needed), self.results.height() // 2))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        self.fit(self._room)
+        self.fit()
 
 
 class BenchResults(QWidget):
@@ -180,9 +180,9 @@ class BenchResults(QWidget):
         self._stack = stack(wrap_in_card(empty), self.table.in_card(), into=below)
         column(self.verdict, self.board.in_card(), (below, 1), into=self, spacing=12)
 
-    def fit(self, height: int) -> None:
-        self.verdict.fit(height * 2 // 5)
-        height = round(height / theme.text_scale())
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        self.verdict.fit()
+        height = round(self.height() / theme.text_scale())
         self._most_rows = 3 if height < SHORT else 5 if height < TALL else 8
         self.board.fit_rows(self._most_rows)
 

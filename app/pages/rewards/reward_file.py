@@ -137,14 +137,7 @@ class CodeEditor(QPlainTextEdit):
         self._error_line = 0
         self._sentence = ""
         self.blockCountChanged.connect(lambda _: self.setViewportMargins(self.gutter(), 0, 0, 0))
-
-        def scroll_numbers(rect: QRect, dy: int) -> None:
-            if dy:
-                self._numbers.scroll(0, dy)
-            else:
-                self._numbers.update(0, rect.y(), self._numbers.width(), rect.height())
-
-        configure(self, updateRequest=scroll_numbers, cursorPositionChanged=self._mark)
+        configure(self, updateRequest=lambda *_: self._numbers.update(), cursorPositionChanged=self._mark)
         theme.signals.changed.connect(self._mark)
         self.setViewportMargins(self.gutter(), 0, 0, 0)
         self._mark()
@@ -160,7 +153,6 @@ class CodeEditor(QPlainTextEdit):
         """Mark a line (from 1) as the place of an error, with the sentence as tool tip; 0 removes the mark."""
         self._error_line, self._sentence = line, sentence
         self._mark()
-        self._numbers.update()
 
     def reveal(self, line: int) -> None:
         self._go(line)

@@ -123,7 +123,6 @@ class RewardsPage(QWidget):
             self.bench.score_quietly()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        self.results.fit(self.height())
         self._show_views()
 
     def _show_views(self) -> None:

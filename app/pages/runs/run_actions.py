@@ -179,9 +179,9 @@ class ChangedSettings(QWidget):
             control.selectAll()  # typing replaces the value
 
     def remove(self, key: str) -> None:
-        line = self.fields.pop(key).parentWidget()
-        line.hide()
-        line.deleteLater()
+        if (line := self.fields.pop(key).parentWidget()) is not None:
+            line.hide()
+            line.deleteLater()
         self.search.setFocus()
         self._check()
 
@@ -317,8 +317,5 @@ class CloneDialog(VerbDialog):
             self.cloned.emit(Path(outcome.sentence), self.at_once.isChecked())
             self.close()
             return
-        pairs = [line.partition(": ") for line in outcome.output.splitlines()]
-        subjects = {*SETTINGS, "run", "checkpoint", "reference"}
-        found = [text for key, colon, text in pairs if colon and key in subjects]
-        show_text(self.outcome, " ".join(found) or outcome.sentence)
+        show_text(self.outcome, outcome.problem)
         self.create_button.setEnabled(True)

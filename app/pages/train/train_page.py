@@ -177,7 +177,7 @@ class TrainPage(QWidget):
 
     def _choose_density(self, key: str) -> None:
         self.session.prefs.train_density = key
-        self.when_built(partial(self.show_density, key))
+        self.show_density(key)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         is_narrow = self.width() < theme.scaled(ROOMY)
@@ -294,9 +294,6 @@ class TrainPage(QWidget):
             self.rewards.table.setFocus(Qt.FocusReason.ShortcutFocusReason)
             return
         if self.form.is_compact and setting is not None and key not in ESSENTIAL:
-            if self._build_timer.isActive():
-                self.when_built(partial(self.reveal, key))
-                return
             self.show_density("all")
         decides = "best_metric" if key == "best_is_lowest" else setting.when[0] if setting and setting.when else ""
         if not self.form.reveal(key) and setting is not None and decides:
