@@ -82,7 +82,7 @@ def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
         inputs = preflight.preflight(config)
     try:
         splits = inputs.splits
-        rows, source = splits.train, splits.source.get("train", config.data)
+        rows, source = splits.train, splits.source["train"]
         report = prompt_variety(rows, config, source).to_dict()
         if not report["answers"] and compares_answers(config):
             empty = f"No row has an answer in the column {quote(config.answer_feature, 24)}"

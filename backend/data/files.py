@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, overload
+from typing import Any, BinaryIO, Literal
 
 from backend.config.model_and_data_names import DATA_SUFFIXES, of_no_known_type
 from backend.runs.start_progress import LOOKED, telling
@@ -143,22 +143,14 @@ class LazyRows(Sequence[Row]):
 
     def __init__(self, columns: Iterable[str] | None = None) -> None:
         """`columns` in order of appearance; None if only a full pass would tell."""
-        self._names = None if columns is None else list(columns)
+        self.known_columns = None if columns is None else list(columns)
         self.known: dict[Any, Any] = {}
 
     @property
     def columns(self) -> list[str]:
-        if self._names is None:
-            self._names = list(dict.fromkeys(name for row in self for name in row))
-        return self._names
-
-    def without(self, names: Iterable[str]) -> list[str]:
-        """Names without a column; reads rows until all names are found."""
-        missing = list(names)
-        rows = iter(self) if self._names is None else iter([self._names])
-        while missing and (row := next(rows, None)) is not None:
-            missing = [name for name in missing if name not in row]
-        return missing
+        if self.known_columns is None:
+            self.known_columns = list(dict.fromkeys(name for row in self for name in row))
+        return self.known_columns
 
     def row(self, index: int) -> Row:
         raise NotImplementedError
@@ -166,11 +158,7 @@ class LazyRows(Sequence[Row]):
     def __iter__(self) -> Iterator[Row]:
         return map(self.row, range(len(self)))
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+    def __getitem__(self, index: Any) -> Any:
         numbers = range(len(self))[index]  # raises IndexError
         return [self.row(each) for each in numbers] if isinstance(numbers, range) else self.row(numbers)
 
@@ -267,7 +255,7 @@ class CsvRows(_TextRows):
         reader = csv.reader(texts(), strict=True)
         try:
             self._columns = next(reader, [])
-            self._names = list(dict.fromkeys(self._columns))
+            self.known_columns = list(dict.fromkeys(self._columns))
             _refuse_equal_columns(self._columns, self._path)
             if len(self._columns) == 1 and (mark := re.search(rb'^[^"]*?([;\t])', line)):
                 marks, named = "semicolons" if mark[1] == b";" else "tabs", quote(self._path, PATH)

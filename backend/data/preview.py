@@ -142,7 +142,7 @@ def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
         return known | {"faults": [fault.to_dict() for fault in error.faults]}
     present = [split for split in SPLITS if opened.rows(split)]
     columns = columns_of([opened.rows(split) for split in present])
-    by_split = (check_columns(opened.rows(split), config, opened.source_of(split, config.data)) for split in present)
+    by_split = (check_columns(opened.rows(split), config, opened.source_of(split)) for split in present)
     faults = next((faults for faults in by_split if faults), [])  # as `check`: of the first split that has any
     for split in present:
         key = ("gaps", split, config.prompt_feature, config.system_feature, config.answer_feature)
@@ -322,14 +322,13 @@ def prompt_pieces(tokens: Sequence[int], tokenizer: Any, label: Label | None = N
 @dataclass
 class PromptLengths:
     """Prompt lengths of a split, measured in any order. `lengths`: tokens per row, UNMEASURED or REFUSED. `by_length`
-    counts rows by tokens. `fault` is the first of the `refused` rows. Without a tokenizer all lengths are 0."""
+    counts rows by tokens. `fault` is the first of the refused rows. Without a tokenizer all lengths are 0."""
 
     rows: Sequence[Row]
     prompt_format: PromptFormat
     source: str
     lengths: array[int] = field(init=False)
     by_length: Counter[int] = field(default_factory=Counter)
-    refused: int = 0
     fault: tuple[int, ConfigProblem] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -338,7 +337,7 @@ class PromptLengths:
 
     @property
     def measured(self) -> int:
-        return self.by_length.total() + self.refused
+        return len(self.rows) - self.lengths.count(UNMEASURED)
 
     def measure(self, indices: Sequence[int], tokenizer: Any) -> None:
         """Tokenise those of these rows that were not measured yet."""
@@ -348,14 +347,12 @@ class PromptLengths:
                     continue
                 try:
                     _, tokens = preview_problem(index, self.rows[index], tokenizer, self.prompt_format, self.source)
+                    self.by_length[tokens] += 1
                 except UserError as error:
-                    self.lengths[index] = REFUSED
-                    self.refused += 1
+                    tokens = REFUSED
                     if self.fault is None or index < self.fault[0]:
                         self.fault = (index, error.faults[0])
-                else:
-                    self.lengths[index] = min(tokens, 2**31 - 1)
-                    self.by_length[tokens] += 1
+                self.lengths[index] = min(tokens, 2**31 - 1)
 
     def summary(self) -> dict[str, Any]:
         """{seen, rows, lengths [[tokens, rows], …] ascending, refused, faults}."""
@@ -364,7 +361,7 @@ class PromptLengths:
                 "seen": self.measured,
                 "rows": len(self.rows),
                 "lengths": sorted(self.by_length.items()),
-                "refused": self.refused,
+                "refused": self.lengths.count(REFUSED),
                 "faults": [self.fault[1].to_dict()] if self.fault else [],
             }
 

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import compress, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,13 @@ def column_names(rows: Rows) -> list[str]:
 
 
 def missing_columns(rows: Rows, names: Iterable[str]) -> list[str]:
-    """Names that no row has as a column."""
-    if isinstance(rows, LazyRows):
-        return rows.without(names)
-    columns = column_names(rows)
-    return [name for name in names if name not in columns]
+    """Names that no row has as a column; reads rows until all are found."""
+    missing, known = list(names), rows.known_columns if isinstance(rows, LazyRows) else None
+    for row in rows if known is None else (known,):
+        missing = [name for name in missing if name not in row]
+        if not missing:
+            break
+    return missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +160,9 @@ def applied(rows: Rows, steps: RowSteps, source: str) -> Iterator[tuple[int, Row
 
 
 class PickedRows(LazyRows):
-    def __init__(self, rows: Rows, numbers: Sequence[int]) -> None:
-        super().__init__()
+    def __init__(self, rows: LazyRows, numbers: Iterable[int]) -> None:
+        super().__init__(rows.known_columns)
         self._rows, self._numbers = rows, array(INDEX, numbers)
-
-    @property
-    def columns(self) -> list[str]:
-        return column_names(self._rows)
-
-    def without(self, names: Iterable[str]) -> list[str]:
-        return missing_columns(self._rows, names)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -202,11 +197,13 @@ class SteppedRows(LazyRows):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Rows of a split, their source, and the estimated total if only the first were read."""
+    """Rows of a split or an evaluation set, and their file or Hub split. `about`: estimated total if only the first
+    were read. `settings`: those in which an evaluation set differs."""
 
     rows: Rows
     source: str
     about: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,20 +247,14 @@ class HubRows(LazyRows):
 
 
 def find_splits(
-    name: str,
-    config_name: str,
-    setting: str,
-    names: Mapping[str, Sequence[str]],
-    reading: Reading,
-    check: Callable[[Mapping[str, Any], str], None],
-) -> dict[str, Found]:
-    """Find the splits of a dataset; a file has only the first of `names`. Raises UserError on `setting`. `names`: split
-    → possible names, most likely first. `check` receives what exists by split and the Hub's splits, "" for a folder,
-    and may raise."""
+    name: str, config_name: str, setting: str, names: Mapping[str, Sequence[str]], reading: Reading
+) -> tuple[dict[str, Found], str | None]:
+    """(splits that a dataset has, those of the Hub as text; "" for a folder, None for a file, which has only the first
+    of `names`). `names`: split → possible names, most likely first. Raises UserError on `setting`."""
     path = user_path(name, setting)
     kind = kind_of_path(path, setting)
     if kind == "file":
-        return {next(iter(names)): reading.file(path)}
+        return {next(iter(names)): reading.file(path)}, None
     if kind == "folder":
 
         def in_folder(each: str) -> Path | None:
@@ -275,8 +266,7 @@ def find_splits(
             return found[0] if found else None
 
         files = {split: next(filter(None, map(in_folder, usual)), None) for split, usual in names.items()}
-        check(files, "")
-        return {split: reading.file(file) for split, file in files.items() if file}
+        return {split: reading.file(file) for split, file in files.items() if file}, ""
     check_data(name, setting)
     from datasets.exceptions import DatasetGenerationError
     from datasets.table import CastError
@@ -287,15 +277,15 @@ def find_splits(
         dataset = hub_rows.load(name, config_name or None, setting)
         available = {str(split): split for split in dataset}
         chosen = {split: next((each for each in usual if each in available), None) for split, usual in names.items()}
-        check(chosen, quote(", ".join(available), 60))
-        return {
+        found = {
             split: reading.split(dataset[available[each]], f"{name}, {each}") for split, each in chosen.items() if each
         }
+        return found, quote(", ".join(available), 60)
     except UserError:
         raise
     except Exception as error:  # `datasets` raises anything at all for rows that it cannot read
-        if found := _CONFIGURATIONS.search(str(error)):
-            listed = quote(found[1].replace("'", ""), 90)
+        if configurations := _CONFIGURATIONS.search(str(error)):
+            listed = quote(configurations[1].replace("'", ""), 90)
             where = "dataset_config" if setting == "data" else setting
             raise UserError(
                 where, f"The dataset {quote(name, 50)} needs one of its configurations: {listed}."
@@ -307,15 +297,6 @@ def find_splits(
         raise UserError(setting, sentence) from error
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationRows:
-    """Rows of an `eval_data` set, and its differing settings."""
-
-    rows: Rows
-    source: str
-    settings: dict[str, Any]
-
-
 @dataclass(slots=True)
 class Splits:
     """Rows by split; `source[split]` names their file or Hub split."""
@@ -324,7 +305,7 @@ class Splits:
     valid: Rows = field(default_factory=list)
     test: Rows = field(default_factory=list)
     source: dict[str, str] = field(default_factory=dict)
-    evals: dict[str, EvaluationRows] = field(default_factory=dict)  # the sets of `eval_data` by name
+    evals: dict[str, Found] = field(default_factory=dict)  # the sets of `eval_data` by name
     notes: list[str] = field(default_factory=list)  # messages about dropped rows
     about: dict[str, int] = field(default_factory=dict)  # split → estimated rows, if only the first were read
     computed: dict[Any, Any] = field(default_factory=dict)  # cache of the Dataset page
@@ -332,9 +313,9 @@ class Splits:
     def rows(self, split: str) -> Rows:
         return {"train": self.train, "valid": self.valid, "test": self.test}[split]
 
-    def source_of(self, split: str, data: str) -> str:
-        """`source` of a split; of train for rows held out of it, or else `data`."""
-        return self.source.get(split) or self.source.get("train") or data
+    def source_of(self, split: str) -> str:
+        """`source` of a split; of train for rows held out of it."""
+        return self.source.get(split) or self.source["train"]
 
 
 def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, head: bool = False) -> Splits:
@@ -353,7 +334,7 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
     for name, about in evaluation_sets(config.eval_data).items():
         own, each = config.model_copy(update=about), evaluation_set(about).find(reading)
         rows = stepped(each, RowSteps(own, map_rows), name, splits.notes)
-        splits.evals[name] = EvaluationRows(rows, each.source, about)
+        splits.evals[name] = Found(rows, each.source, settings=about)
     return hold_out(splits, config)
 
 
@@ -363,21 +344,22 @@ def own_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
     if not config.data.strip() and isinstance(config.environment, str):
         return {"train": Found([{} for _ in range(config.prompts_per_step)], config.environment)}
 
-    def check(available: Mapping[str, Any], existing: str) -> None:
-        name = quote(config.data, 50)
-        folder = f"The folder {quote(user_path(config.data, 'data'), PATH)}"
-        if available["train"] is None and existing:
-            raise UserError("train_split", f"{name} has no split {quote(config.train_split, 40)}; it has {existing}.")
-        if available["train"] is None:
-            expected = ", ".join(quote(config.train_split, 20) + suffix for suffix in DATA_SUFFIXES)
-            raise UserError("data", f"{folder} has none of {expected}.")
-        why = f"{name} has {existing}." if existing else f"{folder} has no file of that name."
-        for key in ("valid_split", "test_split"):
-            split, named = key.removesuffix("_split"), getattr(config, key)
-            if split in available and named != split and available[split] is None:
-                raise UserError(key, f"There is no split {quote(named, 40)}. {why}")
-
-    return find_splits(config.data, config.dataset_config, "data", names_by_split(config), reading, check)
+    names = names_by_split(config)
+    found, existing = find_splits(config.data, config.dataset_config, "data", names, reading)
+    if existing is None:
+        return found
+    name = quote(config.data, 50) if existing else f"The folder {quote(user_path(config.data, 'data'), PATH)}"
+    if "train" not in found and existing:
+        raise UserError("train_split", f"{name} has no split {quote(config.train_split, 40)}; it has {existing}.")
+    if "train" not in found:
+        expected = ", ".join(quote(config.train_split, 20) + suffix for suffix in DATA_SUFFIXES)
+        raise UserError("data", f"{name} has none of {expected}.")
+    for key in ("valid_split", "test_split"):
+        split, named = key.removesuffix("_split"), getattr(config, key)
+        if split in names and named != split and split not in found:
+            has = f"{name} has {existing or 'no file of that name'}."
+            raise UserError(key, f"There is no split {quote(named, 40)}. {has}")
+    return found
 
 
 def names_by_split(config: DatasetSettings) -> dict[str, tuple[str, ...]]:
@@ -401,16 +383,13 @@ class OtherDataset:
 
     def find(self, reading: Reading) -> Found:
         """Its stored rows. Raises UserError if they are missing or none."""
-
-        def check(available: Mapping[str, Any], existing: str) -> None:
-            if available[WHOLE] is None:
-                lacks = f"has none of the splits {quote(', '.join(self.names), 60)}"
-                raise UserError(self.setting, f"{shown_source(self.name)} {lacks}.")
-
-        found = find_splits(self.name, self.config_name, self.setting, {WHOLE: self.names}, reading, check)[WHOLE]
-        if not found.rows:
+        found, _ = find_splits(self.name, self.config_name, self.setting, {WHOLE: self.names}, reading)
+        if WHOLE not in found:
+            lacks = f"has none of the splits {quote(', '.join(self.names), 60)}"
+            raise UserError(self.setting, f"{shown_source(self.name)} {lacks}.")
+        if not found[WHOLE].rows:
             raise UserError(self.setting, f"The dataset {shown_source(self.name)} has no rows.")
-        return found
+        return found[WHOLE]
 
 
 def splits_elsewhere(config: DatasetSettings) -> dict[str, OtherDataset]:
@@ -464,13 +443,12 @@ def hold_out(splits: Splits, config: DatasetSettings) -> Splits:
     if count >= len(rows):
         raise UserError("validation_split", f"Holding out {count} of {len(rows)} rows leaves none to train on.")
     held_out = _drawn(len(rows), count, f"hold-out {data_seed(config)}")
-    stays = bytearray(b"\1") * len(rows)
-    for i in held_out:
-        stays[i] = 0
+    is_held_out = set(held_out)
+    kept = [i for i in range(len(rows)) if i not in is_held_out]
     if isinstance(rows, LazyRows):
-        splits.valid, splits.train = PickedRows(rows, held_out), PickedRows(rows, [*compress(range(len(rows)), stays)])
+        splits.valid, splits.train = PickedRows(rows, held_out), PickedRows(rows, kept)
     else:
-        splits.valid, splits.train = [rows[i] for i in held_out], [*compress(rows, stays)]
+        splits.valid, splits.train = [rows[i] for i in held_out], [rows[i] for i in kept]
     return splits
 
 

@@ -319,7 +319,7 @@ class HeldOutComparison:
         self.split = next((split for split in ("test", "valid") if inputs.splits.rows(split)), "")
         if not self.split:
             raise UserError("held_out", f"{config.data} has no valid or test split, so there are no held-out prompts.")
-        self._rows, self._source = inputs.splits.rows(self.split), inputs.splits.source_of(self.split, config.data)
+        self._rows, self._source = inputs.splits.rows(self.split), inputs.splits.source_of(self.split)
         if faults := check_columns(self._rows, config, self._source):
             raise UserError(faults)
         if not any(inputs.scorer.loaded.stages):

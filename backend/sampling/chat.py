@@ -260,7 +260,7 @@ class Chat:
             raise UserError("data", f"{self.source.name} is a model and no run, so there are no prompts of a dataset.")
         opened = open_dataset(self.source.config)
         split = next((split for split in HELD_OUT if opened.rows(split)), "train")
-        return opened.source_of(split, self.source.config.data), opened.rows(split)
+        return opened.source_of(split), opened.rows(split)
 
     def problem(self, question: ChatQuestion, side: SideName) -> Problem:
         """The question as this side gets it: rendered and tokenised as in training. Raises UserError."""

@@ -218,7 +218,7 @@ def _open_split(settings: Settings, split: str) -> tuple[Config, Splits, Any, st
     """(settings, their dataset, the rows of a split, where these are from)."""
     config = settings_of(settings)
     opened = open_dataset(config, map_rows_of(config)[0])
-    return config, opened, opened.rows(split), opened.source_of(split, config.data)
+    return config, opened, opened.rows(split), opened.source_of(split)
 
 
 def _tokenizer(config: Config) -> tuple[Any, list[dict[str, str]]]:
@@ -246,6 +246,6 @@ def _tally(opened: Splits, split: str, config: Config, tokenizer: Any) -> Prompt
     depends = (tokenizer, replace(prompt_format, answer_column="", **_UNCOUNTED))
     counted_with, tally = opened.computed.get(("tally", split), (None, None))
     if counted_with != depends:
-        tally = PromptLengths(opened.rows(split), prompt_format, opened.source_of(split, config.data))
+        tally = PromptLengths(opened.rows(split), prompt_format, opened.source_of(split))
         opened.computed["tally", split] = (depends, tally)
     return tally

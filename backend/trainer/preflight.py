@@ -210,7 +210,7 @@ def _read_data(config: Config, tokenizer: Any, scorer: Scorer) -> RunInputs:
     if inputs.tools and tokenizer is not None:
         turn_format(config, inputs.schemas, tokenizer)
     if inputs.tools is not None and config.environment:  # one reset finds what no signature says
-        rows, source = inputs.splits.train[:1], inputs.splits.source_of("train", config.data)
+        rows, source = inputs.splits.train[:1], inputs.splits.source_of("train")
         prompt_format = PromptFormat.of(config, inputs.schemas)
         for row, (_, text) in zip(rows, inputs.tools.begin(rows, wait_on), strict=True):
             if tokenizer is None or text is None:

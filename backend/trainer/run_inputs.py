@@ -59,7 +59,7 @@ def read_rows(config: Config, scorer: Scorer) -> RunInputs:
     """The rows of a run and of its stages, and its tools. Raises UserError, naming the stage."""
     tools = load_tools(config, scorer)
     splits = read_splits(config, scorer.map_rows)
-    values, own = config.model_dump(), StageRows(splits.train, splits.source.get("train", config.data))
+    values, own = config.model_dump(), StageRows(splits.train, splits.source["train"])
     known, stages = {"": own}, list[StageRows]()
     for index in range(len(config.stages)):
         of_stage = stage_rows(values, index)
@@ -69,7 +69,7 @@ def read_rows(config: Config, scorer: Scorer) -> RunInputs:
                 found = read_splits(config.model_copy(update=of_stage), scorer.map_rows)
             except UserError as error:
                 raise stage_error(index + 1, error) from None
-            known[key] = StageRows(found.train, found.source.get("train", str(of_stage.get("data", config.data))))
+            known[key] = StageRows(found.train, found.source["train"])
         stages.append(known[key])
     return RunInputs(splits, scorer, tuple(stages), tools)
 
@@ -229,7 +229,7 @@ def prompt_sets(config: Config, inputs: RunInputs, stages: Sequence[Config]) -> 
         held_out = config.model_copy(update=of_all)
     used = {"train": not config.stages, "valid": config.steps_per_eval != 0, "test": config.test}
     sets = [
-        PromptSet(split, splits.rows(split), splits.source_of(split, config.data), held_out)
+        PromptSet(split, splits.rows(split), splits.source_of(split), held_out)
         for split in SPLITS
         if used[split] and splits.rows(split)
     ]

@@ -90,7 +90,7 @@ class TrialSampler:
         report({"phase": "loading the model"})
         policy = self._cached_policy(config)
         check()
-        rows, source = dataset.rows("train"), dataset.source_of("train", config.data)
+        rows, source = dataset.rows("train"), dataset.source_of("train")
         if faults := check_columns(rows, config, source):
             raise UserError(faults)
         order, schemas = pick.order(len(rows), seed), tools.schemas if tools else NO_TOOLS

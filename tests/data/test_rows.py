@@ -105,7 +105,7 @@ def test_the_held_out_share_is_the_same_every_time(tmp_path: Path) -> None:
     numbers = [int(row["prompt"]) for row in [*first.train, *first.valid]]
     assert sorted(numbers) == list(range(50)) and numbers[:45] == sorted(numbers[:45])
     assert first.valid == again.valid != other_seed.valid
-    assert first.source_of("valid", "") == first.source["train"], "images are relative to it"
+    assert first.source_of("valid") == first.source["train"], "images are relative to it"
     assert len(read_splits(settings(path, validation_split=0.001)).valid) == 1, "a share above 0 holds at least one"
     setting, sentence = mistake(read_splits, settings(path, validation_split=0.999))
     assert setting == "validation_split" and "Holding out 50 of 50 rows" in sentence

@@ -80,7 +80,7 @@ def rolled_out(chat: Chat, row: int, sampling: Sampling, seed: int, *, tuned: bo
     config = chat.source.config
     policy = shaken_policy(config, seed=1) if tuned else load_policy(config.model_copy(update={"beta": 0.0}))
     opened = open_dataset(config)
-    source = opened.source_of("train", config.data)
+    source = opened.source_of("train")
     problem = TokenizedPrompts(opened.rows("train"), policy.tokenizer, PromptFormat.of(config), source)[row]
     assert problem is not None
     return Sampler(policy, 12).sample([problem], 1, sampling, seed, 0)[0].completions[0]

@@ -253,7 +253,7 @@ def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config
         named = splits.evals[split]
         rows, source, config = named.rows, named.source, config.model_copy(update=named.settings)
     elif split in SPLITS:
-        rows, source = splits.rows(split), splits.source_of(split, config.data)
+        rows, source = splits.rows(split), splits.source_of(split)
     else:
         known = ", ".join([*SPLITS, *splits.evals])
         raise UserError("split", f"There is no split {quote(split, 40)}; there are {quote(known, 100)}.")
