@@ -56,18 +56,14 @@ def check_data(name: str, setting: str = "data") -> None:
         return
     if is_file(path):
         if path.suffix.lower() not in DATA_SUFFIXES:
-            raise of_no_known_type(path, setting)
-    elif name.startswith((".", "/", "~")) or split_revision(name)[0].count("/") > 1 or name.endswith(DATA_SUFFIXES):
-        raise UserError(setting, f"There is no file or folder {shown_path(name)}.")
+            known = f"{', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}"
+            raise UserError(setting, f"{quote(path)} must end in {known}.")
     elif exists(path):
         raise UserError(setting, f"{quote(path)} is neither a file nor a folder.")
+    elif name.startswith((".", "/", "~")) or split_revision(name)[0].count("/") > 1 or name.endswith(DATA_SUFFIXES):
+        raise UserError(setting, f"There is no file or folder {shown_path(name)}.")
     else:
         _check_id(name, setting)
-
-
-def of_no_known_type(path: Path, setting: str = "data") -> UserError:
-    """A file of rows whose name says no type that can be read."""
-    return UserError(setting, f"{quote(path)} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}.")
 
 
 def _check_id(name: str, setting: str) -> None:

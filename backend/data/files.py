@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import os
 import re
-import stat
 import sys
 import threading
 import weakref
@@ -18,9 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
-from backend.config.model_and_data_names import DATA_SUFFIXES, of_no_known_type
 from backend.runs.start_progress import LOOKED, telling
 from backend.utils import documents
 from backend.utils.errors import UserError
@@ -36,21 +33,6 @@ BATCH_ROWS, UNPACKED_BYTES = 256, 64 * 2**20  # parquet rows to unpack at once, 
 HEAD_ROWS, HEAD_BYTES = 10_000, 16 * 2**20  # maximum rows and bytes of a large file's preview
 LARGE_TEXT, LARGE_PARQUET, LARGE_ROWS = 64 * 2**20, 16 * 2**20, 1_000_000
 """Bytes of text or parquet, and parquet rows, above which a file counts as large."""
-
-
-def kind_of_path(path: Path, setting: str = "data") -> Literal["file", "folder", ""]:
-    """Kind of `path`; "" if it does not exist. Raises UserError for pipes and devices."""
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
-            return ""
-        raise UserError(setting, f"{quote(path, PATH)} cannot be read: {reason(error)}.") from None
-    if stat.S_ISDIR(mode):
-        return "folder"
-    if not stat.S_ISREG(mode):
-        raise UserError(setting, f"{quote(path, PATH)} is no file with rows, but a pipe, a socket or a device.")
-    return "file"
 
 
 @contextmanager
@@ -76,8 +58,6 @@ def _explained(path: Path) -> Iterator[None]:
 def read_file(path: Path) -> list[Row]:
     """All rows of one file, by its suffix. Raises UserError naming file and line."""
     kind, limit = path.suffix.lower(), max(2 * 2**30, machine_bytes() // 8)
-    if kind not in DATA_SUFFIXES:
-        raise of_no_known_type(path)
     with _explained(path):
         if kind != ".parquet" and path.stat().st_size > limit:
             advice = "make it JSONL, CSV or parquet, and switch Streaming on"

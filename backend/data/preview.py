@@ -17,7 +17,7 @@ from backend.config.config import Config, keys_used_by, problems
 from backend.config.model_and_data_names import DATA_SUFFIXES, check_data, model_source
 from backend.config.setting import MOST_TOKENS, ColumnSettings, DatasetSettings, PromptSettings
 from backend.data.dataset_columns import likeliest_column
-from backend.data.files import Row, Rows, kind_of_path
+from backend.data.files import Row, Rows
 from backend.data.images import with_paths
 from backend.data.labels import label_of, whole_chat
 from backend.data.problems import (
@@ -47,7 +47,7 @@ from backend.runs.completion_rows import parse_group_row, prompt_key
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.types import IMAGES, Label, Problem
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import open_regular, user_path
+from backend.utils.files import is_file, is_folder, open_regular, user_path
 from backend.utils.hub_cache import local_folder, split_revision
 from backend.vision.tokenizer import with_vision
 
@@ -105,11 +105,11 @@ def _written(path: Path) -> list[tuple[str, int, int]]:
 def form_of(data: str) -> str:
     """file, folder or hub; a missing path is a file."""
     try:
-        kind = kind_of_path(user_path(data, "data"))
         check_data(data)
     except UserError:
         return "file"
-    return kind or "hub"
+    path = user_path(data, "data")
+    return "file" if is_file(path) else "folder" if is_folder(path) else "hub"
 
 
 def hub_choices(data: str, config_name: str) -> dict[str, list[str]]:

@@ -14,23 +14,13 @@ from typing import Any
 from backend.config.model_and_data_names import DATA_SUFFIXES, check_data
 from backend.config.row_settings import evaluation_sets, template_columns
 from backend.config.setting import ColumnSettings, DatasetSettings
-from backend.data.files import (
-    HEAD_ROWS,
-    PATH,
-    LazyRows,
-    Row,
-    Rows,
-    kind_of_path,
-    read_file,
-    read_head,
-    stream_file,
-)
+from backend.data.files import HEAD_ROWS, PATH, LazyRows, Row, Rows, read_file, read_head, stream_file
 from backend.data.images import with_paths
 from backend.rewards.catalogue import CODE_TESTS, COMPARING_REWARDS, metric_name, without_tests
 from backend.runs.start_progress import telling
 from backend.types import IMAGES
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import user_path
+from backend.utils.files import is_file, is_folder, user_path
 from backend.utils.text import quote, reason_of
 
 SPLITS = ("train", "valid", "test")
@@ -251,15 +241,15 @@ def find_splits(
 ) -> tuple[dict[str, Found], str | None]:
     """(splits that a dataset has, those of the Hub as text; "" for a folder, None for a file, which has only the first
     of `names`). `names`: split → possible names, most likely first. Raises UserError on `setting`."""
+    check_data(name, setting)
     path = user_path(name, setting)
-    kind = kind_of_path(path, setting)
-    if kind == "file":
+    if is_file(path):
         return {next(iter(names)): reading.file(path)}, None
-    if kind == "folder":
+    if is_folder(path):
 
         def in_folder(each: str) -> Path | None:
             paths = (user_path(each + suffix, "data", path) for suffix in DATA_SUFFIXES)
-            found = [file for file in paths if kind_of_path(file) == "file"]
+            found = [file for file in paths if is_file(file)]
             if len(found) > 1:
                 both = " and ".join(quote(file.name, 30) for file in found[:2])
                 raise UserError(setting, f"The folder {quote(path, PATH)} has {both}; leave one of them there.")
@@ -267,7 +257,6 @@ def find_splits(
 
         files = {split: next(filter(None, map(in_folder, usual)), None) for split, usual in names.items()}
         return {split: reading.file(file) for split, file in files.items() if file}, ""
-    check_data(name, setting)
     from datasets.exceptions import DatasetGenerationError
     from datasets.table import CastError
 

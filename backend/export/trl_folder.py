@@ -18,7 +18,6 @@ from backend.config.config import Config
 from backend.config.other_programs.into_trl import LeftOut, TrlSettings, into_trl, require_grpo, trl_yaml
 from backend.config.row_settings import evaluation_sets
 from backend.config.updates import OWN
-from backend.data.files import kind_of_path
 from backend.data.images import IMAGES
 from backend.data.rows import Found, OtherDataset, Reading, evaluation_set, names_by_split, own_splits, splits_elsewhere
 from backend.export.exports import Progress, folder_bytes, safe_name, silent
@@ -31,7 +30,7 @@ from backend.rewards.registry import REWARD_REGISTRY
 from backend.tools.mcp_settings import OPENENV
 from backend.utils.disk import whole_folder
 from backend.utils.errors import UserError
-from backend.utils.files import read_text, resolved, user_path
+from backend.utils.files import exists, read_text, resolved, user_path
 from backend.utils.hub_cache import local_folder, own_file, own_files, split_revision
 from backend.utils.places import project_root, resources
 from backend.utils.text import quote
@@ -263,7 +262,7 @@ def write_rows(config: Config, folder: Path, tell: Progress) -> tuple[dict[str, 
 
 
 def is_local(name: str) -> bool:
-    return kind_of_path(user_path(name, "data")) != ""
+    return exists(user_path(name, "data"))
 
 
 def _rows_of(other: OtherDataset, reading: Reading, name: str, folder: Path, tell: Progress) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -32,12 +33,9 @@ class VisionTower:
         # Lazy: the weights of its text model, which has no part in this, are never read.
         self._model: Any = load_model(tokenizer.folder, lazy=True)
         config = self._model.config
-        self._image_token = next(
-            token for name in ("image_token_index", "image_token_id") if (token := getattr(config, name, None))
-        )
-        others = ("video_token_index", "video_token_id", "audio_token_index", "audio_token_id")
-        placeholders = (self._image_token, *(getattr(config, name, None) for name in others))
-        self._placeholders = tuple(dict.fromkeys(token for token in placeholders if token is not None))
+        names = (f"{kind}_token_{word}" for kind in ("image", "video", "audio") for word in ("index", "id"))
+        tokens = [token for name in names if (token := getattr(config, name, None)) is not None]
+        self._image_token, self._placeholders = tokens[0], tuple(dict.fromkeys(tokens))
         parts = self._model.modules()
         self._rotary = next((part for part in parts if isinstance(part, MRoPERotaryEmbedding)), None)
         if self._rotary is not None:
@@ -75,11 +73,7 @@ class VisionTower:
         if self._rotary is None:
             return images
         position_3K, shift = np.array(found.position_ids)[:, 0], int(found.rope_deltas.item())
-        return replace(images, position_3K=position_3K, rotary=self._rotate, shift=shift)
-
-    def _rotate(self, position_3PK: mx.array) -> tuple[mx.array, mx.array]:
-        assert self._rotary is not None
-        return self._rotary(mx.zeros(1), position_3PK)
+        return replace(images, position_3K=position_3K, rotary=partial(self._rotary, mx.zeros(1)), shift=shift)
 
 
 class _NoEmbedding(nn.Module):

@@ -264,7 +264,8 @@ def test_nan_and_infinity_are_numbers_of_a_row(tmp_path: Path) -> None:
 def test_a_pipe_is_never_opened(tmp_path: Path, is_folder: bool) -> None:
     os.mkfifo(tmp_path / "train.jsonl")
     setting, sentence = mistake(read_splits, settings(tmp_path if is_folder else tmp_path / "train.jsonl"))
-    assert setting == "data" and sentence.endswith("a pipe, a socket or a device.")
+    says = "train.csv, train.parquet." if is_folder else "is neither a file nor a folder."
+    assert setting == "data" and sentence.endswith(says)
     assert columns_of(tmp_path / "train.jsonl") == []
 
 
