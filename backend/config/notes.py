@@ -72,10 +72,8 @@ def unusual(config: Config) -> list[ConfigProblem]:
         "learning_rate": config.optimizer in ("sgd", "adagrad", "adadelta", "muon"),  # the rate is no size of a step
         "epsilon": config.grpo_loss_type == "cispo",
     }
-    found: list[ConfigProblem] = []
-    for key, (low, high, usual) in USUAL.items():
-        value = float(getattr(config, key))
-        if not low <= value <= high and not without_effect.get(key):
-            size = "small" if value < low else "large"
-            found.append(ConfigProblem(key, f"This is unusually {size}: {usual}."))
-    return found
+    return [
+        ConfigProblem(key, f"This is unusually {'small' if value < low else 'large'}: {usual}.")
+        for key, (low, high, usual) in USUAL.items()
+        if not low <= (value := float(getattr(config, key))) <= high and not without_effect.get(key)
+    ]

@@ -161,8 +161,8 @@ def setting(default: Any, label: str, *, section: str, **about: Any) -> Any:
         low, high, about["unit"] = (*about.pop(name), "")[:3]
         about |= {"low": low, "low_open": from_ == "gt", "high": high, "high_open": to == "lt"}
         limits = {from_: low, to: high, "allow_inf_nan": False}
-    extra = {"section": section, "label": label, **about}
-    return Field(default, **limits, json_schema_extra={"setting": extra})  # pyright: ignore
+    about |= {"section": section, "label": label}
+    return Field(default, **limits, json_schema_extra={"setting": about})  # pyright: ignore
 
 
 _KINDS: dict[Any, Kind] = {bool: "bool", int: "int", float: "float", str: "text", list: "list", dict: "mapping"}

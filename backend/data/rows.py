@@ -462,8 +462,7 @@ def compares_answers(config: ColumnSettings) -> bool:
 
 def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[ConfigProblem]:
     """Problems with the columns of `rows` (at least one row)."""
-    compares = compares_answers(config)
-    wanted = ["answer_feature"] if compares or config.answer_feature != "answer" else []
+    wanted = ["answer_feature"] if compares_answers(config) or config.answer_feature != "answer" else []
     is_chat = False
     if config.reads_labels:
         absent = missing_columns(rows, [config.completion_feature, config.messages_feature])

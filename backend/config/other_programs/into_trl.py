@@ -216,8 +216,7 @@ def _rhythm(to: TrlSettings, config: Config) -> None:
 def _best(to: TrlSettings, config: Config) -> None:
     to.put(greater_is_better=False if config.best_is_lowest else None)
     if config.best_metric.startswith(EVALUATION):
-        name = transformers_name(config.best_metric, config.eval_data)
-        to.put(metric_for_best_model=name)
+        to.put(metric_for_best_model=transformers_name(config.best_metric, config.eval_data))
     elif config.best_metric:
         to.leave("best_metric", "TRL compares checkpoints by a metric of evaluations alone: by the held-out reward")
     wanted = [key for key in ("load_best_at_end", "early_stopping_patience") if getattr(config, key)]

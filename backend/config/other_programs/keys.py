@@ -13,6 +13,8 @@ from backend.utils.text import quote
 ASKS_FOR_NOTHING = ("", "none", "no", "false", "off", "null")
 """Values, as lower-case text, with which a refused key is accepted."""
 TABLES: dict[str, Any] = read_resource("other_programs.yaml")  # the tables; the head of the file explains them
+OPTIMIZER_ARGS = {"weight_decay": "weight_decay", "eps": "adam_epsilon", "beta1": "adam_beta1", "beta2": "adam_beta2"}
+"""An argument of an optimizer → our setting."""
 CHOICE_ALIASES: dict[str, dict[str, str]] = {
     key: {other: ours for ours, others in menu.items() for other in others} for key, menu in TABLES["choices"].items()
 }

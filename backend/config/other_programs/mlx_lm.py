@@ -6,6 +6,7 @@ from typing import Any
 
 from backend.config.other_programs.keys import (
     CHOICE_ALIASES,
+    OPTIMIZER_ARGS,
     TABLES,
     OtherProgram,
     Translator,
@@ -81,11 +82,6 @@ def _lora_parameters(to: Translator) -> None:
         to.fill({"keys": "lora_keys", "alpha": "lora_alpha"}.get(name, str(name)), value, "lora_parameters")
 
 
-_OPTIMIZER_SETTINGS = {
-    "weight_decay": ("weight_decay",),
-    "betas": ("adam_beta1", "adam_beta2"),
-    "eps": ("adam_epsilon",),
-}
 _BIAS_CORRECTION = (
     "Adam corrects its bias here always, and there only with bias_correction, so the first updates are about three "
     "times as large there"
@@ -99,22 +95,16 @@ def _optimizer_config(to: Translator) -> None:
     if not isinstance(own or {}, Mapping):
         to.refuse("optimizer", "optimizer_config must be a mapping of optimizers to their settings.")
         return
-    if to.program == "mlx_lm_lora" and optimizer in ("adam", "adamw") and "bias_correction" not in (own or {}):
+    options = dict(own or {})
+    if to.program == "mlx_lm_lora" and optimizer in ("adam", "adamw") and "bias_correction" not in options:
         places = ("optimizer_config", "optimizer", "learning_rate", "model", *to.written)
         to.remarks[next(word for word in places if word in to.written)] = _BIAS_CORRECTION
-    for name, value in (own or {}).items():
-        if name == "bias_correction" and as_bool(value) is not None:
-            if not as_bool(value):
-                to.refuse("optimizer", "Adam's bias correction is always on here; take bias_correction out.")
-            continue
-        ours = _OPTIMIZER_SETTINGS.get(name)
-        parts: list[Any] = value if isinstance(value, list) else [value]
-        if ours is None or len(parts) != len(ours):
-            given = f"{quote(name, 30)}: {quote(value, 40)}"
-            to.refuse("optimizer", f"optimizer_config has {given}, which has no place here; take it out.")
-            continue
-        for key, part in zip(ours, parts, strict=True):
-            to.values.setdefault(key, part)
+    if not as_bool(options.pop("bias_correction", True)):
+        to.refuse("optimizer", "Adam's bias correction is always on here; take bias_correction out.")
+    if isinstance(betas := options.get("betas"), list) and len(betas) == 2:
+        del options["betas"]
+        options |= {"beta1": betas[0], "beta2": betas[1]}
+    to.spread("optimizer_config", options, OPTIMIZER_ARGS)
 
 
 def _wandb(to: Translator) -> None:

@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from backend.config.other_programs import peft
-from backend.config.other_programs.keys import TABLES, OtherProgram, Translator, as_bool, as_number, plain, tables_of
+from backend.config.other_programs.keys import (
+    OPTIMIZER_ARGS,
+    TABLES,
+    OtherProgram,
+    Translator,
+    as_bool,
+    as_number,
+    plain,
+    tables_of,
+)
 from backend.config.setting import MOST_COMPLETIONS, NEVER
 from backend.rewards.catalogue import split_names
 from backend.utils.text import about_value, quote
@@ -28,7 +37,6 @@ SCHEDULES = {name: ours for ours, names in TABLES["schedules"].items() for name 
 _POLYNOMIAL_END = 1e-7  # of `get_polynomial_decay_schedule_with_warmup`; the others end at 0
 OPTIMIZERS = {name: (ours, bits) for names, ours, bits in TABLES["optimizers"] for name in names.split()}
 """transformers' name of an optimizer → (ours, bits of its state)."""
-_OPTIM_ARGS = {"weight_decay": "weight_decay", "eps": "adam_epsilon", "beta1": "adam_beta1", "beta2": "adam_beta2"}
 REWARDS: dict[str, str] = TABLES["rewards"]
 SAMPLING = "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty"
 REGEX_WORDS = (
@@ -166,7 +174,7 @@ def _optimizer(to: Translator) -> None:
             to.refuse("optim", f"There is no optimizer {quote(name, 40)} here; {nearest}.")
     pairs = str(to.take("optim_args") or "").replace(" ", "").split(",")
     arguments = {name: value for name, _, value in (pair.partition("=") for pair in pairs) if name}
-    to.spread("optim_args", arguments, _OPTIM_ARGS)
+    to.spread("optim_args", arguments, OPTIMIZER_ARGS)
 
 
 def _schedule(to: Translator) -> None:
@@ -241,13 +249,9 @@ def _fall(to: Translator, ours: str, options: dict[str, Any]) -> None:
 
 
 def _model(to: Translator) -> None:
-    options = to.options("model_init_kwargs")
-    of_model = {"revision": to.take("model_revision")} | options
-    options.pop("revision", None)
-    for key, revision in (
-        (to.first("model_name_or_path", "model"), of_model["revision"]),
-        ("teacher_model", to.take("teacher_model_revision")),
-    ):
+    options, revision = to.options("model_init_kwargs"), to.take("model_revision")
+    revisions = {to.first("model_name_or_path", "model"): options.pop("revision", revision)}
+    for key, revision in (revisions | {"teacher_model": to.take("teacher_model_revision")}).items():
         if revision not in (None, "", "main"):
             to.values[key] = f"{to.values.get(key, '')}@{revision}"
     if as_bool(options.get("trust_remote_code")):
@@ -274,8 +278,7 @@ def _dataset(to: Translator) -> None:
         sentence = "datasets must list one dataset here, with its path: mix several into one file, and give it as data."
         to.refuse("datasets", sentence)
         return
-    parts = {"path": "data", "name": "dataset_config", "split": "train_split"}
-    to.spread("datasets", entries[0], parts)
+    to.spread("datasets", entries[0], {"path": "data", "name": "dataset_config", "split": "train_split"})
     if (share := to.number("test_split_size")) is not None:
         if not 0 <= share < 1:
             to.refuse("test_split_size", "test_split_size must be a share of the rows below 1 here.")
