@@ -391,16 +391,18 @@ def test_a_start_that_changes_the_model_is_refused_and_a_pattern_of_layers_too()
     assert "which is no word of LoraConfig here" in sentences(ADAPTER | {"lora_r": 3})[0]
 
 
-READ: dict[str, Any] = (
-    {"r": 8, "lora_alpha": 4, "rank_pattern": {"q": 2}, "alpha_pattern": {"q": 2}, "use_rslora": True}
-    | {"use_dora": True, "lora_dropout": 0.5, "target_modules": ["v"], "exclude_modules": ["o"]}
-    | {"layers_to_transform": [1], "modules_to_save": ["lm_head"], "base_model_name_or_path": "other"}
-    | {"ensure_weight_tying": True}
-)
+READ: dict[str, Any] = {
+    "r": 8,
+    "lora_alpha": 4,
+    "rank_pattern": {"q": 2},
+    "alpha_pattern": {"q": 2},
+    "use_rslora": True,
+} | {"use_dora": True, "lora_dropout": 0.5, "base_model_name_or_path": "other", "ensure_weight_tying": True}
 NOT_CARRIED_TOO = {"peft_type": "IA3", "init_lora_weights": "pissa", "bias": "lora_only"}
 OF_NO_CONSEQUENCE = (
     "task_type auto_mapping peft_version revision inference_mode megatron_config megatron_core runtime_config "
-    "velora_config qalora_group_size loftq_config eva_config corda_config lora_ga_config layers_pattern fan_in_fan_out"
+    "velora_config qalora_group_size loftq_config eva_config corda_config lora_ga_config layers_pattern fan_in_fan_out "
+    "target_modules exclude_modules layers_to_transform modules_to_save"
 )
 """How it was loaded, trained or begun: the arrays say the rest."""
 
