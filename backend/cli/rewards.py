@@ -114,16 +114,16 @@ def rerun_cases(
     with closing(RewardBench()) as bench:
         results = rerun(bench, path, cases, float(SETTINGS["reward_timeout"].default))
     if as_json:
-        rows = [{"passed": not r.failures, "expected": r.case["expected"], "scores": r.scores} for r in results]
+        rows = [{"passed": not r["failures"], "expected": r["case"]["expected"], "scores": r["given"]} for r in results]
         tell_json({"rows": rows})
     else:
-        for trace in dict.fromkeys(filter(None, (trace for each in results for trace in each.tracebacks))):
+        for trace in dict.fromkeys(filter(None, (trace for each in results for trace in each["tracebacks"]))):
             tell_error(trace.rstrip())
-    failures = [f"case {number}: {why}" for number, each in enumerate(results, 1) for why in each.failures]
+    failures = [f"case {number}: {why}" for number, each in enumerate(results, 1) for why in each["failures"]]
     for failure in failures:
         tell_error(failure)
     if not as_json:
-        tell(f"{sum(not each.failures for each in results)} of {len(results)} cases pass.")
+        tell(f"{sum(not each['failures'] for each in results)} of {len(results)} cases pass.")
     if failures:
         raise typer.Exit(USER_ERROR)
 

@@ -98,13 +98,12 @@ class Judge:
                 with suppress(KeyError, TypeError, ValueError):  # edited by hand
                     self._known[line["key"]] = [*zip(line["scores"], line["explanations"], strict=True)]
             self._kept = JsonLines(folder / FILE)
-        url, model = self._arguments["url"], self._arguments["model"]
         if self.uses_mlx:
             from backend.judges.local_model import local_model
 
-            self._model = local_model(model)
+            self._model = local_model(self._arguments["model"])
         else:
-            self._model = Server(url, model, self._arguments["timeout"])
+            self._model = Server(self._arguments["url"], self._arguments["model"], self._arguments["timeout"])
             self._limit = asyncio.Semaphore(self._arguments["concurrency"])
 
     def close(self) -> None:
@@ -167,15 +166,14 @@ class Judge:
         distinct = sorted(set(texts))
         if self.mode == "group":
             random.Random(json.dumps([group.problem.messages, distinct], default=str)).shuffle(distinct)
-        asked = [distinct] if self.mode == "group" else [[text] for text in distinct]
         places: dict[str, tuple[str, int]] = {}
-        identity = self._model.model if isinstance(self._model, Server) else self._model and self._model.identity
-        for texts_asked in asked:
-            messages = self._messages(group.problem, texts_asked)
-            key = hashlib.blake2b(json.dumps([identity, messages]).encode(), digest_size=16).hexdigest()
+        assert self._model is not None
+        for asked in [distinct] if self.mode == "group" else [[text] for text in distinct]:
+            messages = self._messages(group.problem, asked)
+            key = hashlib.blake2b(json.dumps([self._model.identity, messages]).encode(), digest_size=16).hexdigest()
             if key not in self._known and key not in self._asked:
-                self._asked[key] = self._begin(messages, len(texts_asked), key)
-            places |= {text: (key, index) for index, text in enumerate(texts_asked)}
+                self._asked[key] = self._begin(messages, len(asked), key)
+            places |= {text: (key, index) for index, text in enumerate(asked)}
         return [places[text] for text in texts]
 
     def _messages(self, problem: Problem, texts: Sequence[str]) -> Messages:
@@ -244,12 +242,11 @@ class Judge:
                 raise
             self._calls += len(queue)
             for (_, count, key, future), reply in zip(queue, replies, strict=True):
-                judged = None
                 try:
-                    judged = self._read(count, key, reply)
+                    future.set_result(self._read(count, key, reply))
                 except UnreadableError as error:
                     self._note("unreadable", UNREADABLE.format(error))
-                future.set_result(judged)
+                    future.set_result(None)
         pending = {*futures}
         while pending := wait(pending, POLL_S).not_done:
             poll()

@@ -66,7 +66,17 @@ class LocalModel:
         UserError where the chat template fails."""
         if not prompts:
             return []
-        tokens = [self._tokens(messages) for messages in prompts]
+        tokens = list[list[int]]()
+        for messages in prompts:
+            # One message of the user, since some templates refuse one of the system.
+            merged = [{"role": "user", "content": "\n\n".join(message["content"] for message in messages)}]
+            try:
+                ids: Any = tokenize_if_fits(
+                    merged, self.tokenizer, {"enable_thinking": False}, "a judge's prompt", None
+                )
+            except UserError as error:
+                raise UserError(SETTING, str(error)) from error
+            tokens.append(ids)
         most = max(limits)
         sampling = GREEDY
         if schema and not self._always_thinks:
@@ -76,15 +86,6 @@ class LocalModel:
         texts = self._sampler.texts(tokens, most, rows, sampling, poll)
         end = self.tokenizer.think_end or "</think>"
         return [text.rpartition(end)[2].strip() for text in texts]
-
-    def _tokens(self, messages: Messages) -> list[int]:
-        # One message of the user, since some templates refuse one of the system.
-        merged = [{"role": "user", "content": "\n\n".join(message["content"] for message in messages)}]
-        try:
-            ids: Any = tokenize_if_fits(merged, self.tokenizer, {"enable_thinking": False}, "a judge's prompt", None)
-        except UserError as error:
-            raise UserError(SETTING, str(error)) from error
-        return ids
 
 
 class SharingSampler(Sampler):

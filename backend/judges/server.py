@@ -82,7 +82,8 @@ def save_key(host: str, key: str) -> None:
 
 
 class Server:
-    """A server that is asked from an event loop in a thread of its own, which ends with `close`."""
+    """A server that is asked from an event loop in a thread of its own, which ends with `close`. `identity`: the name
+    of its model."""
 
     def __init__(self, url: str, model: str, timeout_s: float) -> None:
         """Looks whether the server is there. `model`: "" for its first. Raises UserError."""
@@ -98,7 +99,7 @@ class Server:
                 raise UserError(SETTING, f"{where} {error}. Name a model.") from None
         if not (model or models):
             raise UserError(SETTING, f"{where} has no model. Load one there.")
-        self.model = model or models[0]
+        self.identity = model or models[0]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
@@ -124,7 +125,7 @@ class Server:
         client = await asyncio.wrap_future(self._client)
         asked: Any = messages
         try:
-            call = client.chat.completions.create(model=self.model, messages=asked, temperature=0)
+            call = client.chat.completions.create(model=self.identity, messages=asked, temperature=0)
             found = await asyncio.wait_for(call, self._timeout_s)
             return found.choices[0].message.content or ""
         except (TimeoutError, openai.APITimeoutError):

@@ -488,16 +488,6 @@ def line_of(group: Group) -> ScoringRow:
     return line
 
 
-@dataclass(frozen=True, slots=True)
-class CaseResult:
-    """Scores of a case, a message for each that differs, and the tracebacks of functions that failed."""
-
-    case: Case
-    scores: Mapping[str, float | None]
-    failures: Sequence[str]
-    tracebacks: Sequence[str]
-
-
 def cases_file(reward_file: Path) -> Path:
     return reward_file.with_name(f"{reward_file.stem}.cases.jsonl")
 
@@ -547,8 +537,9 @@ def new_case(
 
 def rerun(
     bench: RewardBench, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
-) -> list[CaseResult]:
-    """Score every case with its functions. Raises UserError if the file cannot be loaded."""
+) -> list[dict[str, Any]]:
+    """Score every case with its functions: {"case", "given": its scores, "failures": a message for each that differs,
+    "tracebacks": of functions that failed}. Raises UserError if the file cannot be loaded."""
     known = [function.name for function in (*catalogue.builtin_rewards(), *catalogue.rewards_in_file(file))]
     available: dict[str, None] = {}
     groups: list[Group] = []
@@ -570,7 +561,7 @@ def rerun(
     def text(score: float | None) -> str:
         return "no opinion" if score is None else f"{score:.6g}"
 
-    found: list[CaseResult] = []
+    found: list[dict[str, Any]] = []
     for index, case in enumerate(cases):
         given = {name: result.given[index] for name, result in results.items() if not result.error}
         errors = {name: result.error for name, result in results.items() if result.error and name in case["expected"]}
@@ -584,5 +575,6 @@ def rerun(
                 gave = f"gave {text(score)}" if name in given else "gave no score"
                 reason = f" {errors[name]['sentence']}" if name in errors else ""
                 failures.append(f"{name} {gave}; {text(expected)} is expected.{reason}")
-        found.append(CaseResult(case, given, failures, [error["traceback"] for error in errors.values()]))
+        tracebacks = [error["traceback"] for error in errors.values()]
+        found.append({"case": case, "given": given, "failures": failures, "tracebacks": tracebacks})
     return found

@@ -37,9 +37,9 @@ _NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
 
 
 def score(call: QuestionCall, settings: Settings, groups: Sequence[Any], with_cases: bool = True) -> dict[str, Any]:
-    """The result of `score_groups` for lines of groups, and "cases": [{"case", "given": scores, "failures"}] where the
-    reward file has some; {"failed": `RewardError.place`} for a file that cannot be loaded. Reports {"scoring": name of
-    a function}. Problems of settings that scoring does not use are reported elsewhere."""
+    """The result of `score_groups` for lines of groups, and "cases": that of `rerun` where the reward file has some;
+    {"failed": `RewardError.place`} for a file that cannot be loaded. Reports {"scoring": name of a function}. Problems
+    of settings that scoring does not use are reported elsewhere."""
     config = _scoring_settings(settings)
     file = bench.reward_file_of(config)
     named = {"reward_functions": config.reward_functions, "reward_functions_file": str(file or "")}
@@ -49,8 +49,7 @@ def score(call: QuestionCall, settings: Settings, groups: Sequence[Any], with_ca
         scored = bench.score_groups(_bench, read, config, call.check, report)
         cases = bench.read_cases(file) if file and with_cases else []
         if cases and file:
-            results = bench.rerun(_bench, file, cases, config.reward_timeout, call.check)
-            scored["cases"] = [{"case": r.case, "given": r.scores, "failures": r.failures} for r in results]
+            scored["cases"] = bench.rerun(_bench, file, cases, config.reward_timeout, call.check)
         return scored
     except RewardError as error:
         return {"failed": error.place}

@@ -79,7 +79,10 @@ class GRPOTrainer:
             self._settings["tokenizer"] = str(tokenizer)
         if peft_config is not None:
             words = peft_config if isinstance(peft_config, Mapping) else peft_config.to_dict()
-            self._settings["peft_config"] = {word: _plain(value) for word, value in words.items()}
+            self._settings["peft_config"] = {
+                word: sorted(value) if isinstance(value, set) else getattr(value, "value", value)
+                for word, value in words.items()
+            }
         given = (
             reward_funcs if isinstance(reward_funcs, Sequence) and not isinstance(reward_funcs, str) else [reward_funcs]
         )
@@ -118,7 +121,3 @@ class GRPOTrainer:
         if output_dir is None or Path(output_dir).absolute() == self.run.folder.absolute():
             return made
         return Path(shutil.copytree(made, output_dir, dirs_exist_ok=True))
-
-
-def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, set) else getattr(value, "value", value)

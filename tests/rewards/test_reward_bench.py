@@ -195,11 +195,11 @@ def test_cases_pass_until_the_function_changes(bench: RewardBench, mine: Path) -
     case = new_case(line("bbb"), "bbb", {"length": 3.0})
     write_cases(mine, [case])
     assert cases_file(mine).name == "mine.cases.jsonl" and read_cases(mine) == [case]
-    assert not rerun(bench, mine, read_cases(mine), 20.0)[0].failures
+    assert not rerun(bench, mine, read_cases(mine), 20.0)[0]["failures"]
     mine.write_text(HEAD + LENGTH.replace("len(c)", "len(c) / 2"))
-    assert rerun(bench, mine, read_cases(mine), 20.0)[0].failures == ["length gave 1.5; 3 is expected."]
+    assert rerun(bench, mine, read_cases(mine), 20.0)[0]["failures"] == ["length gave 1.5; 3 is expected."]
     mine.write_text(HEAD + LENGTH.replace("length", "size"))
-    assert rerun(bench, mine, read_cases(mine), 20.0)[0].failures == ["length gave no score; 3 is expected."]
+    assert rerun(bench, mine, read_cases(mine), 20.0)[0]["failures"] == ["length gave no score; 3 is expected."]
     write_cases(mine, [])
     assert not cases_file(mine).exists()
 
