@@ -160,8 +160,8 @@ def measure(
     blocks = _blocks(labels, plain, kind)
     found.accuracy, found.pairs = _accuracy(blocks)
     found.spearman = correlation([(_ranks(x), _ranks(y)) for x, y in blocks])
-    again = [_blocks(plain, scores, kind) for question, scores in given if question.again]
-    found.itself, _ = _accuracy([block for blocks in again for block in blocks])
+    again = [scores for question, scores in given if question.again]
+    found.itself, _ = _accuracy([block for scores in again for block in _blocks(plain, scores, kind)])
     if kind == "group":
         _measure_place(found, [pair for pair in given if not pair[0].padded])
     padded = [pair for pair in given if pair[0].padded]

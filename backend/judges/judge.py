@@ -8,7 +8,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -299,21 +299,18 @@ class Judge:
 def reply_schema(rubric: Rubric, mode: str) -> str:
     """The JSON schema of a reply."""
     words, marks = {"type": "string", "maxLength": REASON_LENGTH}, {"enum": [number / 20 for number in range(21)]}
+    form = _object_of({"explanation": words, "score": marks})
     if mode == "group":
-        trajectory = _object_of(
-            trajectory_id={"type": "string", "pattern": "^[0-9]{1,3}$"}, explanation=words, score=marks
-        )
-        form = _object_of(scores={"type": "array", "items": trajectory})
+        number = {"type": "string", "pattern": "^[0-9]{1,3}$"}
+        trajectory = _object_of({"trajectory_id": number, "explanation": words, "score": marks})
+        form = _object_of({"scores": {"type": "array", "items": trajectory}})
     elif rubric.criteria:
-        form = _object_of(
-            **{each.name: _object_of(reason=words, verdict={"enum": each.choices}) for each in rubric.criteria}
-        )
-    else:
-        form = _object_of(explanation=words, score=marks)
+        verdicts = {each.name: {"reason": words, "verdict": {"enum": each.choices}} for each in rubric.criteria}
+        form = _object_of({name: _object_of(fields) for name, fields in verdicts.items()})
     return json.dumps(form)
 
 
-def _object_of(**properties: Any) -> dict[str, Any]:
+def _object_of(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 

@@ -77,15 +77,13 @@ class LocalModel:
             except UserError as error:
                 raise UserError(SETTING, str(error)) from error
             tokens.append(ids)
-        most = max(limits)
-        sampling = GREEDY
+        most, sampling = max(limits), GREEDY
         if schema and not self._always_thinks:
             compact = json.dumps(json.loads(schema) | {"x-guidance": {"whitespace_pattern": " ?"}})
             sampling = Sampling(0.0, grammar=Grammar("schema", compact))
         rows = max(1, JUDGED_TOKENS // (max(map(len, tokens)) + most))
-        texts = self._sampler.texts(tokens, most, rows, sampling, poll)
         end = self.tokenizer.think_end or "</think>"
-        return [text.rpartition(end)[2].strip() for text in texts]
+        return [text.rpartition(end)[2].strip() for text in self._sampler.texts(tokens, most, rows, sampling, poll)]
 
 
 class SharingSampler(Sampler):

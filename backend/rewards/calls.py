@@ -90,18 +90,17 @@ class RewardError(UserError):
 
     @classmethod
     def of_call(
-        cls, function: FunctionDescription, failure: Failure, sample: tuple[Problem, Completion] | None
+        cls, function: FunctionDescription, failure: Failure, samples: Sequence[tuple[Problem, Completion]]
     ) -> RewardError:
-        """The failure of a call, on `sample` if it is to blame."""
+        """The failure of a call with these completions."""
         file = f" of {cut_in_the_middle(one_line(function.file.name), _NAME)}" if function.file else ""
         line = f", line {function.line}," if function.line and not failure.raised else ""
-        before = f"The reward function {quote(function.name, _NAME)}{file}{line} "
-        after = "."
-        if sample:
-            prompt, text = quote(sample[0].prompt, _TEXT), quote(sample[1].text, _TEXT)
+        before, after = f"The reward function {quote(function.name, _NAME)}{file}{line} ", "."
+        if failure.completion is not None:
+            problem, completion = samples[failure.completion]
+            prompt, text = quote(problem.prompt, _TEXT), quote(completion.text, _TEXT)
             after = f", on the prompt “{prompt}” and the completion “{text}”."
-        room = max(SENTENCE - len(before) - len(after), 2 * _TEXT)
-        what = cut_in_the_middle(one_line(failure.what), room)
+        what = cut_in_the_middle(one_line(failure.what), max(SENTENCE - len(before) - len(after), 2 * _TEXT))
         return cls(failure, ("reward_functions", f"{before}{what}{after}"))
 
 

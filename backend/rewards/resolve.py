@@ -68,13 +68,13 @@ class RewardFunction:
         file, note = (user_file.path, user_file.notes.get(name, "")) if user_file else (None, "")
         code = getattr(inspect.unwrap(call), "__code__", None)
         line = code.co_firstlineno if code and code.co_filename == str(file) else 0
-        about |= {"takes_messages": _indexes_messages(call)}
-        return cls(FunctionDescription(name, file, line, note), call, parameters, **about)
+        described = FunctionDescription(name, file, line, note)
+        return cls(described, call, parameters, takes_messages=_indexes_messages(call), **about)
 
     @property
     def required(self) -> list[str]:
-        required = (each for each in self.parameters.values() if each.kind in _NAMED and each.default is each.empty)
-        return [each.name for each in required if each.name not in self.excluded]
+        parameters = (each for each in self.parameters.values() if each.name not in self.excluded)
+        return [each.name for each in parameters if each.kind in _NAMED and each.default is each.empty]
 
     def call_kwargs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs that it takes and its arguments. `**kwargs` excludes `prompt`, as in TRL."""
@@ -128,9 +128,8 @@ def resolve(
         # A column may have the name of a parameter. A user's function means the column, a shipped one never does.
         excluded = {*entry.arguments, *(each.name for each in settable if own_file is None)}
         resolved.append(replace(function, excluded=excluded))
-        return catalogue.RewardEntry(
-            entry.name, "", "", str(own_file.path) if own_file else catalogue.BUILT_IN, 0, settable
-        )
+        source = str(own_file.path) if own_file else catalogue.BUILT_IN
+        return catalogue.RewardEntry(entry.name, "", "", source, 0, settable)
 
     problems = catalogue.check_entries(names, by_name, find)
     if not names:
@@ -155,8 +154,8 @@ def _indexes_messages(call: Any, depth: int = 2) -> bool:
     own = getattr(call, "__globals__", {})
     named = [each for word in {*_WORD.findall(source)} if getattr(each := own.get(word), "__globals__", None) is own]
     held = filter(inspect.isfunction, [getattr(call, "func", None), *getattr(call, "__dict__", {}).values()])
-    within = depth > 0 and any(_indexes_messages(each, depth - 1) for each in (*named, *held))
-    return within or bool(_MESSAGE.search(source))
+    within = depth and any(_indexes_messages(each, depth - 1) for each in (*named, *held))
+    return bool(within or _MESSAGE.search(source))
 
 
 def load_reward_file(
@@ -188,16 +187,15 @@ def load_reward_file(
             advice = f" Begin the file with “from backend.rewards import {name}”." if name in _DECORATORS else ""
             sentence, cause = f"{quote(path.name, 40)} cannot be loaded: {describe_error(error, path)}.{advice}", error
     sys.modules |= installed
-    listed = [entry.name for entry in catalogue.rewards_in_file(path)]
+    times = Counter(entry.name for entry in catalogue.rewards_in_file(path))
     is_plain = not functions
     if is_plain:
-        functions |= {name: vars(module)[name] for name in listed if name in vars(module)}
+        functions |= {name: vars(module)[name] for name in times if name in vars(module)}
     if not (sentence or plain or functions or maps):
         sentence = f"{path.name} has no reward function, which is a function that takes completions."
     if sentence:
         del sys.modules[module.__name__]
         raise UserError(setting, sentence) from cause
-    times = Counter(listed)
     notes: dict[str, str] = {}
     for name in functions:
         if times[name] > 1:

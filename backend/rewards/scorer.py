@@ -72,14 +72,13 @@ class Scorer:
             try:
                 answer = self.host.ask(scoring.LoadRequest(self._key, source, self._timeout_s, self.tools), poll)
             except Failure as failure:
-                problems = failure.problems
-                if not problems:
+                if not failure.problems:
                     file = source.file or next(iter(source.files), None)
                     setting = "reward_functions_file" if source.file else "reward_functions"
                     whose = file.name if file else "The process that scores"
-                    problems = [(setting, f"{whose} {failure.what} while it was being loaded.")]
+                    failure.problems = [(setting, f"{whose} {failure.what} while it was being loaded.")]
                     failure.file = str(file or "")
-                raise RewardError(failure, *problems) from None
+                raise RewardError(failure, *failure.problems) from None
             self.loaded, self._generation = answer, self.host.generation
             self.restore_tools(poll)
         return self.loaded.stages
@@ -151,16 +150,15 @@ class Scorer:
             self.load_models()
         others = [index for index in indices if index not in models]
         if others or not models:
-            request = scoring.ScoreRequest(self._key, stage, others, groups, timeout_s, state, captures)
             try:
+                request = scoring.ScoreRequest(self._key, stage, others, groups, timeout_s, state, captures)
                 answer = self.host.ask(request, poll)
             except Failure as failure:
-                function, index = functions[others[failure.function]], failure.completion
+                function = functions[others[failure.function]]
                 failure.what = self.with_network_hint(failure.what)
                 failure.file = failure.file or str(function.file or "")
                 failure.line = failure.line or function.line
-                sample = None if index is None else scoring.samples_of(groups)[index]
-                raise RewardError.of_call(function, failure, sample) from None
+                raise RewardError.of_call(function, failure, scoring.samples_of(groups)) from None
         scored = dict(zip(others, zip(answer.scores, answer.seconds, strict=True), strict=True))
         printed = [answer.printed]
         for index in filter(models.__contains__, indices):
@@ -194,10 +192,9 @@ class Scorer:
         self.load(models=False)
         known = self.loaded.map_functions
         if function not in known:
-            near = nearest(function, known)
-            hint = f" Did you mean {quote(near, 40)}?" if near else ""
-            if not known:
-                hint = ' Put @register_map_function("name") above it.'
+            hint = "" if known else ' Put @register_map_function("name") above it.'
+            if near := nearest(function, known):
+                hint = f" Did you mean {quote(near, 40)}?"
             file = quote(self._source.file.name, 40) if self._source.file else "The reward functions file"
             raise UserError("map_function", f"{file} registers no map function {quote(function, 40)}.{hint}")
         try:
@@ -233,9 +230,9 @@ def begin_scorer(settings: RewardSettings, processes: SharedProcesses | None = N
 def reward_source(settings: RewardSettings) -> RewardSource:
     """Functions of a run's stages, and the files that it executes."""
     stages = [stage.get("reward_functions") or settings.reward_functions for stage in settings.stages]
+    stages = stages or [settings.reward_functions]
     keys = ("reward_functions", "stages", "reward_functions_file", "tools_file", "environment")
-    file = locate_reward_file(settings.reward_functions_file) if settings.reward_functions_file else None
     files = code_files({key: getattr(settings, key, "") for key in keys})
-    stages, optional = stages or [settings.reward_functions], settings.train_mode != "grpo"
+    file = locate_reward_file(settings.reward_functions_file) if settings.reward_functions_file else None
     models = model_reward.model_entries(chain(*stages), file)
-    return RewardSource(stages, file, Path.cwd(), tuple(files), optional, models)
+    return RewardSource(stages, file, Path.cwd(), tuple(files), settings.train_mode != "grpo", models)

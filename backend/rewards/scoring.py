@@ -142,13 +142,12 @@ class Answer:
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Answer:
         """From JSON. Raises TypeError for what is none."""
-        answer = cls(**fields)
-        raw: Any = answer
+        raw: Any = cls(**fields)
         for stage in raw.stages:
             stage[:] = [FunctionDescription(**each | {"file": each["file"] and Path(each["file"])}) for each in stage]
         turns = [(number, [ToolResult(**each) for each in ended]) for number, ended in raw.turns]
         failure = raw.failure and Failure(**raw.failure)
-        return replace(answer, failure=failure, schemas=ToolSchemas(**raw.schemas), turns=turns)
+        return replace(raw, failure=failure, schemas=ToolSchemas(**raw.schemas), turns=turns)
 
 
 class FunctionHost:
@@ -223,10 +222,10 @@ class FunctionHost:
             inputs["log_metric"] = logs.log_metric
             inputs |= {"environments": [*environments]} if environments else {}
             if missing := [name for name in function.required if name not in inputs]:
-                near = nearest(missing[0], inputs)
-                hint = f"; the nearest is {near}" if near else ""
                 where = "neither an input of reward functions nor a column of the dataset"
-                raise Failure(f"asks for {missing[0]}, which is {where}{hint}", index)
+                if near := nearest(missing[0], inputs):
+                    where += f"; the nearest is {near}"
+                raise Failure(f"asks for {missing[0]}, which is {where}", index)
             try:
                 call = functools.partial(function.call, **with_pictures(function.call_kwargs(inputs)))
             except UserError as error:
@@ -241,10 +240,8 @@ class FunctionHost:
             outcomes |= caller.gather(timeout_s, waiting)
         for column, values in logs.columns.items():
             if len(values) != len(samples):
-                index = [about.name for about in abouts].index(logs.owners[column])
-                raise Failure(
-                    f"logged {len(values)} values in the column {column} for {len(samples)} completions", index
-                )
+                what = f"logged {len(values)} values in the column {column} for {len(samples)} completions"
+                raise Failure(what, [about.name for about in abouts].index(logs.owners[column]))
         scores, seconds = zip(*(outcomes[index] for index in range(len(functions))), strict=True)
         metrics = {name: statistics.fmean(values) for name, values in logs.metrics.items()}
         return Answer(scores=[*scores], seconds=[*seconds], columns=logs.columns, metrics=metrics)
@@ -252,23 +249,22 @@ class FunctionHost:
     def _load(self, request: LoadRequest) -> Answer:
         linecache.checkcache()
         source, executed = request.source, dict[Path, RewardFile]()
-        files = source.file, source.base
         try:
             tools = request.tools.open(executed) if request.tools else None
             extra = tools.rewards() if tools else []
             if tools and tools.kinds and not extra and not all(source.stages):
                 raise UserError("reward_functions", "Choose a reward function, or give the environment a get_reward.")
-            optional = source.optional or bool(extra)
+            # Of models, which the trainer's process calls, only the names are needed here.
+            models = {
+                entry: RewardFunction(FunctionDescription(metric_name(entry)), lambda: None, {})
+                for entry in source.models
+            }
             stages: list[list[RewardFunction]] = []
             for entries in source.stages:
-                names = [entry for entry in entries if entry not in source.models]
-                own = iter(self._resolve(names, *files, executed) if names or not (entries or optional) else ())
-                models = {
-                    entry: RewardFunction(FunctionDescription(metric_name(entry)), lambda: None, {})
-                    for entry in source.models
-                }
-                stages.append([*(models.get(entry) or next(own) for entry in entries), *own])
-                stages[-1] += extra
+                names = [entry for entry in entries if entry not in models]
+                needed = names or not (entries or source.optional or extra)
+                own = iter(self._resolve(names, source.file, source.base, executed) if needed else ())
+                stages.append([*(models.get(entry) or next(own) for entry in entries), *own, *extra])
                 if problems := repeated_names(function.about.name for function in stages[-1]):
                     raise UserError(problems)
             file = load_reward_file(source.file, executed) if source.file else None  # for its map functions

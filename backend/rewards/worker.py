@@ -96,17 +96,8 @@ class RewardWorker:
             self._keys.add(request.key)
             child = self.start()
             try:
-                if isinstance(request, ScoreRequest):  # without what functions do not get, such as log-probabilities
-                    unseen: dict[str, Any] = {"logps": [], "log_kept": [], "log_held": [], "mask": []}
-                    unseen |= {"scores": {}, "logged": {}}
-                    groups = [
-                        Group(
-                            replace(group.problem, tokens=[], row=dict(group.problem.row)),
-                            [replace(completion, **unseen) for completion in group.completions],
-                        )
-                        for group in request.groups
-                    ]
-                    request = replace(request, groups=groups)
+                if isinstance(request, ScoreRequest):
+                    request = replace(request, groups=[*map(_as_seen, request.groups)])
                 child.send(request)
                 answer = child.receive(request, poll)
             except Failure as failure:
@@ -121,6 +112,13 @@ class RewardWorker:
             if answer.failure.hung:
                 self.stop()  # tasks that ignore their cancellation would run on
             raise answer.failure
+
+
+def _as_seen(group: Group) -> Group:
+    """Without what functions do not get, such as log-probabilities."""
+    unseen: dict[str, Any] = {name: [] for name in ("logps", "log_kept", "log_held", "mask")}
+    completions = [replace(each, **unseen, scores={}, logged={}) for each in group.completions]
+    return Group(replace(group.problem, tokens=[], row=dict(group.problem.row)), completions)
 
 
 class _Child:

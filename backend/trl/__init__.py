@@ -83,9 +83,8 @@ class GRPOTrainer:
                 word: sorted(value) if isinstance(value, set) else getattr(value, "value", value)
                 for word, value in words.items()
             }
-        given = (
-            reward_funcs if isinstance(reward_funcs, Sequence) and not isinstance(reward_funcs, str) else [reward_funcs]
-        )
+        is_one = isinstance(reward_funcs, str) or not isinstance(reward_funcs, Sequence)
+        given: Sequence[Any] = [reward_funcs] if is_one else reward_funcs
         shipped = {function: name for name, function in REWARD_REGISTRY.items()}
         self._functions = [shipped.get(each, each) if callable(each) else each for each in given]
         if any(str(each).startswith(("accuracy_reward", "cosine_scaled_reward")) for each in self._functions):

@@ -277,12 +277,13 @@ HUGE = "long \x1b[31m\n\u202e" * 500
 @pytest.mark.parametrize("raised", [False, True])
 def test_messages_fit_on_a_line(raised: bool) -> None:
     whats = ["raised ValueError: no (mine.py, line 3)", f"raised {HUGE} (mine.py, line 3)"]
-    samples = [None, *itertools.product(["", "short", HUGE], repeat=2)]
+    blamed = [None, *itertools.product(["", "short", HUGE], repeat=2)]
     files = [None, Path("mine.py"), Path("m" * 250 + ".py")]
-    for what, texts, name, file in itertools.product(whats, samples, ["f", "f" * 2_500], files):
-        sample = (Problem(0, texts[0], [], [], ""), Completion([], [], texts[1], "eos")) if texts else None
+    for what, texts, name, file in itertools.product(whats, blamed, ["f", "f" * 2_500], files):
+        samples = [(Problem(0, texts[0], [], [], ""), Completion([], [], texts[1], "eos"))] if texts else []
         function = FunctionDescription(name, file, 12_345)
-        (problem,) = RewardError.of_call(function, Failure(what, raised=raised), sample).faults
+        failure = Failure(what, completion=0 if texts else None, raised=raised)
+        (problem,) = RewardError.of_call(function, failure, samples).faults
         assert len(problem.sentence) <= (320 if texts else 200) and problem.sentence.isprintable()
         assert f"line 3){', on the prompt “' if texts else '.'}" in problem.sentence, "what is cut keeps its end"
         assert ("line 12345" in problem.sentence) != raised

@@ -121,8 +121,7 @@ def multiple_choice(
     scores: list[float | None] = []
     for completion, right in zip(completions, answer, strict=True):
         expected, chosen = _options(final_answer(right)), _choice(completion)
-        share = len(expected & chosen) / max(len(expected | chosen), 1)
-        score = share if partial else float(expected == chosen)
+        score = len(expected & chosen) / max(len(expected | chosen), 1) if partial else float(expected == chosen)
         scores.append(score if expected else None)
     return scores
 
