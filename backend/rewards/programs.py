@@ -43,6 +43,7 @@ from backend.utils.files import reason, remove_tree, walk
 
 PRELOADED = ("bisect", "functools", "heapq", "itertools", "math", "random", "re", "string", "typing")  # before forking
 REPORTS = 3
+CONFINED = b"+"  # comes before a program's output; else why it cannot be confined, and it is not run
 MOST_OUTPUT = 256 << 10  # maximum bytes of a task's output or reports
 MOST_FOLDER = 16 << 20  # maximum bytes in a program's folder, of which each file takes at least `_BLOCK`
 MOST_DEPTH = 500  # maximum characters of a path in it
@@ -51,7 +52,6 @@ LARGEST_FILE = 1 << 20
 MOST_FILES = 64
 FAILED = 1  # exit code of a program that raised
 _GRACE_S = 5.0  # seconds past the deadline to wait for an answer
-_START_S = 60.0
 _POLL_S = 0.02
 _FOLDER_POLL_S = 0.2
 _BLOCK = 4096
@@ -87,18 +87,15 @@ class ProgramRunner:
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._socket: Connection[Any, Any] | None = None
-        self._not_confined = ""
 
     def run(
         self, programs: Sequence[Sequence[Task]], *, seconds: float, memory_mb: int, deadline_s: float
-    ) -> list[list[TaskResult]] | None:
-        """Each program's results of completed tasks; None if the server was lost. Raises RuntimeError if none runs."""
+    ) -> list[list[TaskResult]]:
+        """Each program's results of completed tasks; none if the server was lost. Raises RuntimeError if none runs."""
         deadline = time.monotonic() + deadline_s
         with self._lock:
             try:
                 server = self._socket or self._start()
-                if self._not_confined:
-                    raise RuntimeError(f"programs cannot be kept from your files here: {self._not_confined}")
                 results: list[list[TaskResult]] = [[] for _ in programs]
                 waiting = deque(number for number, tasks in enumerate(programs) if tasks)
                 processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -111,14 +108,16 @@ class ProgramRunner:
                         running += 1
                     if not running:
                         return results
-                    number, results[number], error = _receive(server, deadline + _GRACE_S)
+                    if not server.poll(max(deadline + _GRACE_S - time.monotonic(), 0)):
+                        raise TimeoutError
+                    number, results[number], error = json.loads(server.recv_bytes())
                     if error:
                         self.close()
-                        raise RuntimeError(f"programs cannot be run: {error}")
+                        raise RuntimeError(error)
                     running -= 1
             except (OSError, EOFError):
                 self.close()
-                return None
+                return [[] for _ in programs]
 
     def _start(self) -> Connection[Any, Any]:
         self._socket, theirs = Pipe()
@@ -131,7 +130,6 @@ class ProgramRunner:
                 env=backend_environment(confine.without_secrets(os.environ)) | {"OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
-        self._not_confined = _receive(self._socket, time.monotonic() + _START_S)
         return self._socket
 
     def close(self) -> None:
@@ -154,12 +152,6 @@ def _send(socket: Connection[Any, Any], message: Any) -> None:
     socket.send_bytes(json.dumps(message).encode())
 
 
-def _receive(socket: Connection[Any, Any], deadline: float) -> Any:
-    if not socket.poll(max(deadline - time.monotonic(), 0)):
-        raise TimeoutError
-    return json.loads(socket.recv_bytes())
-
-
 def main(arguments: Sequence[str] = ()) -> None:
     confine.readable_by_programs()  # before the forks need it, as the module of the confinement
     for name in (*PRELOADED, *(["backend.rewards.confinement.linux"] if sys.platform == "linux" else [])):
@@ -167,17 +159,6 @@ def main(arguments: Sequence[str] = ()) -> None:
     socket = Connection(os.dup(0))
     folder, _ = confine.make_working_folder()
     try:
-        ours, theirs = os.pipe()
-        pid = os.fork()
-        if pid == 0:  # tries the confinement
-            with suppress(BaseException):
-                os.write(theirs, confine.confine_program(folder).encode() or b"-")
-            os._exit(0)
-        os.close(theirs)
-        with open(ours, "rb") as pipe:
-            refusal = pipe.read().decode() or "it cannot be tried"
-        os.waitpid(pid, 0)
-        _send(socket, "" if refusal == "-" else refusal)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
         server, is_open, lock = os.getpid(), True, os.open(folder / "lock", os.O_CREAT | os.O_WRONLY)
         while is_open:
@@ -192,8 +173,10 @@ def main(arguments: Sequence[str] = ()) -> None:
                     results, error = [], ""
                     try:
                         results = _run_tasks(request, Path(tempfile.mkdtemp(dir=folder)), server)
+                    except NotConfinedError as refusal:
+                        error = f"programs cannot be kept from your files here: {refusal}"
                     except OSError as failure:
-                        error = reason(failure)
+                        error = f"programs cannot be run: {reason(failure)}"
                     fcntl.lockf(lock, fcntl.LOCK_EX)  # one answer at a time
                     _send(socket, [request["number"], results, error])
                 os._exit(0)
@@ -202,6 +185,10 @@ def main(arguments: Sequence[str] = ()) -> None:
             os.close(taken)
     finally:
         remove_tree(folder)
+
+
+class NotConfinedError(Exception):
+    """Why a program was not run."""
 
 
 def _run_tasks(request: Mapping[str, Any], folder: Path, server: int) -> list[TaskResult]:
@@ -268,11 +255,14 @@ def _run_task(task: Task, folder: Path, limits: Mapping[str, Any], until: float,
         if is_lost:
             os._exit(1)
     os.close(output)
+    if received and not received.startswith(CONFINED):
+        raise NotConfinedError(received.decode())
     if code in (-signal.SIGXCPU, -signal.SIGKILL):  # of the limit on its processor time
         ended = ended or "time"
     if len(received) > MOST_OUTPUT:
         ended = "output"
-    return {"ended": ended or "exit", "code": code, "output": received.decode(errors="replace")}
+    output_text = received.removeprefix(CONFINED).decode(errors="replace")
+    return {"ended": ended or "exit", "code": code, "output": output_text}
 
 
 def _become_program(
@@ -299,7 +289,10 @@ def _become_program(
             with open("/proc/self/statm") as sizes:
                 taken = int(sizes.read().split()[0]) * resource.getpagesize()
             memory[resource.RLIMIT_AS] = taken + memory_bytes + _RESERVED
-        confine.confine_program(folder)
+        refusal = confine.confine_program(folder)
+        os.write(REPORTS if "tests" in task else 1, refusal.encode() or CONFINED)
+        if refusal:
+            os._exit(FAILED)
         confine.set_limits(
             memory
             | {

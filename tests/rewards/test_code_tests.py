@@ -11,6 +11,7 @@ import pytest
 
 from backend.config.config import parse
 from backend.data.rows import check_columns
+from backend.rewards import programs
 from backend.rewards.calls import RewardError
 from backend.rewards.confinement.confine import FOLDER_PREFIX
 from backend.rewards.functions import code
@@ -280,10 +281,15 @@ def test_programs_run_inside_the_confined_process_of_reward_functions_too(tmp_pa
         scorer.close()
 
 
-def test_nothing_is_run_where_it_could_not_be_confined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_not_confined", "the kernel offers no Landlock here")
-    with pytest.raises(RewardError, match="programs cannot be kept from your files here"):
-        scores([ADD], tests=ASSERTS)
+def test_nothing_is_run_where_it_could_not_be_confined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    refuses = "lambda folder: 'the kernel offers no Landlock here'"
+    server = f"from backend.rewards import programs\nprograms.confine.confine_program = {refuses}\nprograms.main()"
+    monkeypatch.setattr(programs, "module_command", lambda module: [sys.executable, "-c", server])
+    runner.close()
+    made = tmp_path / "made"
+    with pytest.raises(RewardError, match="programs cannot be kept from your files here: the kernel offers no Landloc"):
+        scores([f"open({str(made)!r}, 'w')\n{ADD}"], tests=ASSERTS)
+    assert not made.exists()
 
 
 @cases(

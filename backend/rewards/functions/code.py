@@ -72,12 +72,10 @@ def code_tests(
     # Equal completions of one prompt are common, and one of them is run.
     wanted = {key: of_row for key, of_row in keyed if of_row and key[0]}
     programs = [of_row.tasks(source) for (source, _), of_row in wanted.items()]
-    results: Sequence[Sequence[TaskResult]] | None = None
-    if programs:
-        deadline_s = max(until - time.monotonic(), 1.0)
-        results = runner.run(programs, seconds=seconds, memory_mb=memory_mb, deadline_s=deadline_s)
+    limits = {"seconds": seconds, "memory_mb": memory_mb, "deadline_s": max(until - time.monotonic(), 1.0)}
+    results = runner.run(programs, **limits) if programs else []
     counts: dict[tuple[str, int], int | None] = {}
-    for (key, of_row), tasks, each in zip(wanted.items(), programs, results or [[] for _ in programs], strict=True):
+    for (key, of_row), tasks, each in zip(wanted.items(), programs, results, strict=True):
         last = each[-1]["ended"] if each else ""
         was_run = last != "limit" and (len(each) == len(tasks) or last in ("time", "output"))
         counts[key] = of_row.passed(each) if was_run else None
