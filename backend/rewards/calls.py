@@ -55,9 +55,11 @@ class Failure(Exception):
     problems: Sequence[tuple[str, str]] = ()
 
     @classmethod
-    def of_hang(cls, seconds: float, function: int, stack: str = "") -> Failure:
+    def of_hang(cls, seconds: float, function: int, stack: str = "", file: Path | None = None) -> Failure:
+        """The function hung at `stack`, outermost frame first, which begins in its file."""
+        own = stack[max(stack.find(f'  File "{file}"'), 0) :]
         what = f"was still running after {seconds:g} s (reward_timeout)"
-        return cls(what, function, hung=True, traceback=printable(stack[-LONGEST_TRACEBACK:]))
+        return cls(what, function, hung=True, traceback=printable(own[-LONGEST_TRACEBACK:]))
 
     def located(self, error: BaseException | None, file: Path | None) -> Failure:
         """This failure, with the place in `file` where its cause was raised."""
@@ -227,7 +229,8 @@ class Caller:
                     while frame := getattr(waits, "cr_frame", None):
                         stack += "".join(traceback.format_stack(frame))
                         waits = getattr(waits, "cr_await", None)
-                    failures.append(self._hang(self._running, seconds, stack))
+                    file = self.functions[self._running].file
+                    failures.append(Failure.of_hang(seconds, self._running, stack, file))
             for task in pending:
                 task.cancel()
             if pending:  # those that ignore their cancellation are left behind
@@ -258,10 +261,6 @@ class Caller:
         if isinstance(error, Failure):
             return replace(error, function=index).located(error.__cause__, file)
         return Failure(f"raised {describe_error(error, file)}", index, raised=True).located(error, file)
-
-    def _hang(self, index: int, seconds: float, stack: str) -> Failure:
-        """The function `index` hung at `stack`, outermost frame first."""
-        return Failure.of_hang(seconds, index, stack[max(stack.find(f'  File "{self.functions[index].file}"'), 0) :])
 
     def _limited(self, seconds: float, work: Callable[[], Any], grace_s: float = 0.0) -> Any:
         try:
@@ -307,7 +306,7 @@ class ThreadCaller(Caller):
                 thread.join(_POLL_S)
         if was_interrupted:
             self.runs_on = thread.is_alive()
-            raise self._hang(hung, seconds, stack)
+            raise Failure.of_hang(seconds, hung, stack, self.functions[hung].file)
         if error := outcome.get("error"):
             raise self._failure(self._running, error) from error
         return outcome["value"]
