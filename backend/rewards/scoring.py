@@ -25,6 +25,7 @@ from backend.rewards.calls import Caller, Failure, Poll, class_name, describe_er
 from backend.rewards.catalogue import INPUTS, metric_name, nearest, repeated_names
 from backend.rewards.registry import FunctionDescription, Scores
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
+from backend.runs.events import METRICS
 from backend.tools.host import NO_TOOLS, ServedEnvironment, ToolSchemas
 from backend.types import IMAGES, Completion, Group, Problem, ToolCall, ToolResult, content_text
 from backend.utils.errors import UserError
@@ -326,12 +327,7 @@ def _is_chat(problem: Problem) -> bool:
     )
 
 
-TRAINER_METRICS = (
-    *("loss", "reward", "reward_std", "frac_reward_zero_std", "frac_groups_without_signal", "kl", "entropy"),
-    *("learning_rate", "grad_norm", "epoch", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total"),
-    *("hit_max_tokens_ratio", "peak_memory_gb", "num_tokens", "reward_std_within_groups", "waiting_share"),
-    *("rollout_tokens_per_second", "train_tokens_per_second", "grad_clipped"),
-)
+TRAINER_METRICS = (*METRICS, "epoch", "grad_clipped", "waiting_share")
 _TRAINER_PREFIXES = (
     *("rewards/", "judge/", "completions/", "time/", "sampling/", "peak_memory_gb/", "process/", "machine/"),
     *("ranks/", "eval_"),

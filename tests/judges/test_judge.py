@@ -139,34 +139,19 @@ def test_a_verdict_that_is_no_choice_is_unreadable() -> None:
             read_single(json.dumps(verdicts | {"plain": {"verdict": wrong}}), rubric)
 
 
-def fails_with_500(server: JudgeServer) -> None:
-    server.status = 500
-
-
-def hangs(server: JudgeServer) -> None:
-    server.delay_s = 5.0
-
-
-def talks(server: JudgeServer) -> None:
-    server.reply = lambda messages: "They are all nice."
-
-
-def is_another_kind(server: JudgeServer) -> None:
-    server.choices = []
-
-
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (fails_with_500, "answered 500 (the judge is ill)"),
-        (hangs, "within 0.15 s"),
-        (talks, "no JSON object"),
-        (is_another_kind, "answered without a chat completion"),
+        ({"status": 500}, "answered 500 (the judge is ill)"),
+        ({"delay_s": 5.0}, "within 0.15 s"),
+        ({"reply": lambda messages: "They are all nice."}, "no JSON object"),
+        ({"choices": []}, "answered without a chat completion"),
     ],
 )
-def test_failures_give_none_and_one_message(server: JudgeServer, judge_of, tmp_path: Path, fault, message) -> None:
-    fault(server)
-    judge = judge_of(mode="single", timeout=0.15 if fault is hangs else 5.0)
+def test_failures_give_none_and_one_message(server: JudgeServer, judge_of, fault: dict[str, Any], message: str) -> None:
+    before = {name: getattr(server, name) for name in fault}
+    vars(server).update(fault)
+    judge = judge_of(mode="single", timeout=0.15 if "delay_s" in fault else 5.0)
     notes = list[str]()
     for _ in range(2):
         report = scored(judge, make_group("a", "b"), make_group("c", "d"))
@@ -175,7 +160,7 @@ def test_failures_give_none_and_one_message(server: JudgeServer, judge_of, tmp_p
         assert report.metrics["judge/nice/calls"] == 8, "two tries of each, and failures are not kept"
     (note,) = notes
     assert message in note
-    server.status, server.delay_s, server.reply, server.choices = 200, 0.0, server._scored, None
+    vars(server).update(before)
     assert scored(judge, make_group("a", "b")).scores == [[0.5, 0.5]]
 
 

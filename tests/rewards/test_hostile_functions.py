@@ -21,6 +21,7 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from tests.support import small_run
+from tests.support.precious import contents, made_run
 from tests.support.scoring import make_group
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for what is left in /proc")
@@ -120,7 +121,7 @@ MORE = {
     ),
     "hangs as a number": ("class A:\n    def __float__(self): time.sleep(99)\nreturn [A(), A()]", RUNNING),
     "returns without end": ("import itertools; return itertools.repeat(1.0)", RUNNING),
-    "hangs after its own mark": (EVERY_FILE.format("os.write(fd, b'\\x1e[-1, true]\\n')") + "time.sleep(99)", PIPE),
+    "hangs after its own mark": (EVERY_FILE.format("os.write(fd, b'-1\\n')") + "time.sleep(99)", PIPE),
     "forks away from whoever ends it": (
         "for _ in range(16):\n    if os.fork() == 0:\n        os.setsid()\n        while not os.fork(): pass\n"
         "        os._exit(0)",
@@ -176,11 +177,7 @@ def mine(prompts, completions, answer, types=None, log_extra=None, log_metric=No
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    (folder / "checkpoints" / "000004").mkdir(parents=True)
-    for name in ("events.jsonl", "run.lock", "checkpoints/000004/adapters.safetensors"):
-        (folder / name).write_text(f"precious {name}")
-    return folder
+    return made_run(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
@@ -213,13 +210,6 @@ def scored(worker: RewardWorker, file: Path, timeout_s: float) -> str:
         return problem.sentence
     assert [completion.reward for completion in group.completions] == [1.0, 1.0]
     return ""
-
-
-def contents(folder: Path) -> dict[str, tuple[int, int, str]]:
-    return {
-        str(path): (path.stat().st_mode, path.stat().st_mtime_ns, path.read_text() if path.is_file() else "")
-        for path in (folder, *sorted(folder.rglob("*")))
-    }
 
 
 def left_behind() -> list[str]:

@@ -102,11 +102,8 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3),
     max_leaves=4,
 )
-names = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True).filter(lambda n: n.isidentifier() and not _is_keyword(n))
-
-
-def _is_keyword(name: str) -> bool:
-    return keyword.iskeyword(name) or name == "name"
+names = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
+names = names.filter(lambda name: name != "name" and not keyword.iskeyword(name))
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,6 +14,7 @@ import pytest
 
 from backend.rewards.confinement.confine import confined_environment
 from backend.utils.command import backend_environment
+from tests.support.precious import made_run
 
 CHILD = Path(__file__).with_name("probe_child.py")
 
@@ -78,8 +79,4 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedChild]:
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     """Somebody's run, outside the child's folder."""
-    folder = tmp_path / "run"
-    (folder / "checkpoints" / "000004").mkdir(parents=True)
-    for name in ("events.jsonl", "run.lock", "checkpoints/000004/adapters.safetensors"):
-        (folder / name).write_text(f"precious {name}")
-    return folder
+    return made_run(tmp_path)

@@ -7,31 +7,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.rewards.confinement.conftest import ProbedChild
+from tests.support.precious import contents
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EXDEV, errno.EROFS)
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, which a Mac has not")
-
-
-def contents(folder: Path) -> dict[str, tuple[int, int, str]]:
-    """Mode, time of change and text of every file and folder: what must be as it was."""
-    return {
-        str(path.relative_to(folder)): (stat.st_mode, stat.st_mtime_ns, path.read_text() if path.is_file() else "")
-        for path in sorted(folder.rglob("*"))
-        for stat in (path.lstat(),)
-    }
-
-
-@contextmanager
-def unchanged(folder: Path) -> Iterator[None]:
-    before = contents(folder)
-    yield
-    assert contents(folder) == before
 
 
 CHANGES = {
@@ -70,8 +55,9 @@ CHANGES = {
 @pytest.mark.parametrize("how", CHANGES)
 def test_nothing_outside_can_be_changed(confined: ProbedChild, run_folder: Path, how: str) -> None:
     confined.needs("files")
-    with unchanged(run_folder):
-        outcome = confined.run(CHANGES[how], run=run_folder, own=confined.folder)
+    before = contents(run_folder)
+    outcome = confined.run(CHANGES[how], run=run_folder, own=confined.folder)
+    assert contents(run_folder) == before
     assert outcome.get("errno") in REFUSED or outcome.get("error") == "CalledProcessError", outcome
 
 
