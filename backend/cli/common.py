@@ -32,9 +32,9 @@ _NOT_IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that `visible` escapes and JSON does not, and lone surrogates."""
 
 
-def tell(*values: object, sep: str = " ", end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
+def tell(value: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """`print` with control and bidirectional characters escaped."""
-    print(visible(sep.join(map(str, values))), end=end, file=file, flush=flush)
+    print(visible(str(value)), end=end, file=file, flush=flush)
 
 
 def tell_error(text: object) -> None:

@@ -60,7 +60,7 @@ def summary(run: RunFolder) -> Summary:
     values = ((step.get("metrics") or {}).get(measure) for step in steps)
     before, after = first_and_last_means(values, newest.get("step"))
     clock, born = WorkClock(), modified_at(run.parent)
-    own = [event for event in events if not born or event["t"] >= born]  # a clone's log begins with its parent's
+    own = [event for event in events if event.get("t", born) >= born]  # a clone's log begins with its parent's
     if own and born and own[0]["kind"] == "step":  # its start is in the middle of a long log, which is not read
         clock.take({"kind": "step", "t": born})
     for event in own:
@@ -68,7 +68,7 @@ def summary(run: RunFolder) -> Summary:
     started = starts[-1] if starts else {}
     iterations, waits = settings.get("iters"), bool(starts) and locked and events[-1].get("phase") == "waiting"
     # Not the parent's start, where a clone's own is in the middle; and a change of the length is newer than the start.
-    if started and started["t"] >= born and "iters" not in _changed(run):
+    if started and started.get("t", born) >= born and "iters" not in _changed(run):
         iterations = started.get("iterations")
     machines = m if isinstance(m := started.get("machines"), list) else []
     names = [machine.get("machine") for machine in machines if isinstance(machine, dict)]

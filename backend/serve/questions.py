@@ -27,7 +27,6 @@ from backend.trainer.machine import fault_of_gpu
 from backend.utils.child_process import claim_stdout, json_line
 from backend.utils.disk import fault_of
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import json_safe
 
 
 class Cancelled(BaseException):
@@ -108,31 +107,32 @@ class Server:
             return
         number, name, request = message["id"], message["ask"], message.get("with") or {}
         module, pool = self._questions.get(name, ("", "quick"))
-        call = self._calls[number] = QuestionCall(lambda progress: self._send({"id": number, "progress": progress}))
+
+        def reply(**about: Any) -> str:
+            return json_line({"id": number, **about})
+
+        call = self._calls[number] = QuestionCall(lambda progress: self._send(reply(progress=progress)))
 
         def work() -> None:
             try:
                 call.check()  # it may have been cancelled while it waited for a thread
                 if not module:
                     raise UserError("", f"There is no question {name}.")
-                ending: dict[str, Any] = {"answer": json_safe(handler(name, module, pool)(call, **request))}
-                json.dumps(ending, allow_nan=False)
+                ending = reply(answer=handler(name, module, pool)(call, **request))
             except Cancelled:
-                ending = {"cancelled": True}
+                ending = reply(cancelled=True)
             except Exception as error:
                 known = error if isinstance(error, UserError) else fault_of(error) or fault_of_gpu(error)
                 sentence = f"Something went wrong inside GRPO Studio ({type(error).__name__}: {error})."
                 faults = known.faults if known is not None else [ConfigProblem("", sentence)]
-                ending = {"faults": [problem.to_dict() for problem in faults]}
-                if known is None:
-                    ending["traceback"] = traceback.format_exc()
+                bug = {"traceback": traceback.format_exc()} if known is None else {}
+                ending = reply(faults=[problem.to_dict() for problem in faults], **bug)
             self._calls.pop(number, None)
-            self._send({"id": number, **ending})
+            self._send(ending)
 
         self._pools[pool].submit(work)
 
-    def _send(self, message: dict[str, Any]) -> None:
-        line = json_line(message)
+    def _send(self, line: str) -> None:
         with self._write_lock:
             self._write(line)
 

@@ -112,7 +112,7 @@ KEPT = "naïve\tשלום\u200d🙂\n"
 
 
 def test_plain_lines_show_commands_to_a_terminal_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    tell(KEPT, HOSTILE, sep="", end="")
+    tell(KEPT + HOSTILE, end="")
     assert capsys.readouterr().out == KEPT + ESCAPED
 
 

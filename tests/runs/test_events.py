@@ -180,6 +180,14 @@ def test_the_summary_finds_the_last_step_before_thousands_of_phases(run: RunFold
     assert sum(read) < 3 * event_log_ends.TAIL_BYTES < run.events.stat().st_size
 
 
+@pytest.mark.parametrize("is_clone", [False, True])
+def test_a_start_whose_time_is_none_is_summed_up(run: RunFolder, is_clone: bool) -> None:
+    if is_clone:
+        run.parent.write_text("{}")
+    put(run.events, line(kind="started", t="noon", iterations=5) + line(kind="step", t=1.0, step=1))
+    assert archive.summary(run).step == 1 and archive.summary(run).state == "crashed"
+
+
 def test_a_state_follows_from_the_event_log_and_the_lock(run: RunFolder) -> None:
     def state() -> str:
         return archive.summary(run).state
