@@ -55,7 +55,7 @@ from backend.runs.sweep_results import find_sweep
 from backend.trainer.control import StopPending
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.errors import UserError
-from backend.utils.files import user_path
+from backend.utils.files import resolved, user_path
 from backend.utils.places import demo_config, resources
 
 LENGTHENING = {"iters", "stop_when", "early_stopping_patience"}  # settings that can extend a finished run
@@ -194,7 +194,7 @@ def job(
         raise UserError("config", "Give a YAML file or a run, or --run with a run folder; --hardware lists machines.")
     if not timeout > 0:
         raise UserError("timeout", "The time-out must be more than 0 hours.")
-    folder = None if run is None else RunFolder(Path(os.path.realpath(user_path(str(run), "run"))))
+    folder = None if run is None else RunFolder(resolved(user_path(str(run), "run")))
     if folder is not None and (folder.has_event_log or folder.job.exists()):
         raise UserError("run", f"The run {folder.name} has begun already; resume it, or start another.")
     lock = None if folder is None else hold_lock(folder)

@@ -43,7 +43,7 @@ from backend.utils.command import backend_command, backend_environment
 from backend.utils.disk import replace_file
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError, log_traceback
-from backend.utils.files import user_path
+from backend.utils.files import resolved, user_path
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def write_new_run(settings: Config, runs_dir: Path | None, origin: str = "") -> 
 def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
     """Prepare a folder that the window created, with config.yaml and no event log; errors and stops are logged there.
     Raises UserError, also for a reward file without permission, and exits with STOPPED on a stop request."""
-    folder = RunFolder(Path(os.path.realpath(user_path(str(path), "run"))))
+    folder = RunFolder(resolved(user_path(str(path), "run")))
     if not folder.config.is_file():
         raise UserError("run", f"The folder {path} holds no config.yaml.")
     if folder.has_event_log:

@@ -285,7 +285,7 @@ def has_finished(run: RunFolder) -> bool:
 
 
 def is_paused(run: RunFolder) -> bool:
-    phases = [event["phase"] for event in event_ends(run.events) if event["kind"] == "phase"]
+    phases = [event.get("phase") for event in event_ends(run.events) if event["kind"] == "phase"]
     return run.is_locked() and phases[-1:] == ["paused"]
 
 

@@ -133,7 +133,7 @@ def run_config(run: RunFolder, step: int | None = None) -> Config:
     check_format(run)  # before its settings, of which a newer version may have others
     config, changes = load(run.config), read_changes(run)
     if step is None and config.stages:  # a run that ended before its last stage has never had its settings
-        step = max((event["step"] for event in event_ends(run.events) if event["kind"] == "step"), default=0)
+        step = max((event.get("step") or 0 for event in event_ends(run.events) if event["kind"] == "step"), default=0)
     return config_at(config, changes, step)
 
 

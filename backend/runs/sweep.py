@@ -208,14 +208,13 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     numbers = {"seeds": [0], "trials": None, "search_seed": 0, "round_steps": ROUND_STEPS} | dict(raw)
     seeds, trials, search_seed = (numbers[key] for key in ("seeds", "trials", "search_seed"))
     is_random = search == "random"
-    has_trials = _is_count(trials, 1)
+    has_trials = _is_count(trials, 1) and trials <= MOST_RUNS
     are_seeds = isinstance(seeds, list) and bool(seeds) and all(_is_count(seed, 0) for seed in seeds)
     metric = raw.get("metric", default_score({"sft_targets": "dataset"} | base))
     # Under the name that evaluations have it by in the event log.
     metric = our_name(metric).removeprefix(EVALUATION) if isinstance(metric, str) else ""
     rank_by, name, halving = raw.get("rank_by", "held_out"), raw.get("name", "sweep"), raw.get("halving", "off")
     is_name = isinstance(name, str) and name and not set(name) & set('/\\:\n\t"') and not name.startswith(".")
-    is_single = not are_seeds or len(set(seeds)) == len(seeds)
 
     def must(key: str, is_right: Any, sentence: str) -> None:
         if not is_right:
@@ -224,10 +223,10 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     must("search", search in ("grid", "random"), f"The search cannot be {quote(search)}; it is grid or random.")
     must("over", isinstance(varied, dict) and varied, "Over must list at least one setting with its values.")
     must("seeds", are_seeds, "Seeds must be a list of whole numbers, such as [0, 1, 2].")
+    is_single = not are_seeds or len(set(seeds)) == len(seeds)
     must("seeds", is_single, "A seed is listed twice; the same seed gives the same run.")
-    must("trials", has_trials or not is_random, "A random search needs trials, the number of configurations to draw.")
-    too_many = f"There are {quote(trials)} trials; at most {MOST_RUNS} can be trained."
-    must("trials", not is_random or not has_trials or trials <= MOST_RUNS, too_many)
+    needs = f"A random search needs trials, the number of configurations to draw, from 1 to {MOST_RUNS}."
+    must("trials", has_trials or not is_random, needs)
     must("trials", search != "grid" or trials is None, "Trials go with search: random; a grid has every combination.")
     must("search_seed", _is_count(search_seed, 0), "The search seed must be a whole number.")
     must("round_steps", _is_count(numbers["round_steps"], 1), "Round steps must be a whole number of at least 1.")

@@ -161,8 +161,8 @@ def _with_prompt(
         answer = answer | {"faults": [*answer["faults"], ConfigProblem("tools_file", why_not).to_dict()]}
     try:
         problem, tokens = preview_problem(index, row, tokenizer, prompt_format, source, cuts=True)
-    except UserError as mistake:
-        return answer | {"faults": [*answer["faults"], *(fault.to_dict() for fault in mistake.faults)]}
+    except UserError as error:
+        return answer | {"faults": [*answer["faults"], *(fault.to_dict() for fault in error.faults)]}
     messages = [{**each, "content": content_text(each["content"])[:FULL_CELL]} for each in problem.messages]
     answer = answer | {"messages": messages, "answer": problem.answer[:FULL_CELL], "type": problem.type}
     answer["images"] = [{"path": path, "tokens": tokenizer and tokenizer.tokens_of(path)} for path in problem.images]
@@ -225,8 +225,8 @@ def _tokenizer(config: Config) -> tuple[Any, list[dict[str, str]]]:
     """The tokenizer and no faults, or None and the reasons."""
     try:
         return tokenizer_for(config), []
-    except UserError as mistake:
-        return None, [fault.to_dict() for fault in mistake.faults]
+    except UserError as error:
+        return None, [fault.to_dict() for fault in error.faults]
 
 
 def _tools_of(config: Config) -> tuple[ToolSchemas, str]:

@@ -125,6 +125,7 @@ def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
         ({"search": "random", "over": {"beta": {"log_uniform": [0, 1]}}, "trials": 2}, "beta", "limits above 0"),
         ({"search": "random", "over": {"model": {"uniform": [1, 2]}}, "trials": 2}, "model", "is no number"),
         ({"search": "random"}, "trials", "needs trials"),
+        ({"search": "random", "trials": 10**9}, "trials", "from 1 to 500"),
         ({"search": "random", "trials": 5}, "trials", "only 4 different"),
         ({"trials": 5}, "trials", "go with search: random"),
         ({"seeds": [1, 1]}, "seeds", "listed twice"),
