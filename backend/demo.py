@@ -27,7 +27,7 @@ from backend.runs.run_folder import RunFolder
 from backend.sampling.conversations import Tools
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY
-from backend.trainer.evaluation.evaluate import EVAL_SEED
+from backend.trainer.evaluation.evaluate import scored_groups
 from backend.trainer.run_inputs import read_inputs
 from backend.training.optimizers import clip_by_norm, optimizer
 from backend.training.schedules import schedule
@@ -240,11 +240,9 @@ def test_accuracy(config: Config, run: RunFolder | None) -> float:
     inputs = read_inputs(config.model_copy(update={"reward_isolation": "thread"}))  # ours: no process to start
     rows, source = inputs.splits.test, inputs.splits.source["test"]
     prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(config, inputs.schemas), source)
-    sampler = Sampler(policy, config.max_completion_length)
-    sampler.tools = Tools.of(config, inputs.tools, policy.tokenizer) if inputs.tools else None
-    problems, correct = prompts.first(-1), 0
-    for start in range(0, len(problems), 64):
-        groups = sampler.sample(problems[start : start + 64], 1, GREEDY, EVAL_SEED, 0)
-        correct += sum(extract_answer(group.completions[0].text) == group.problem.answer.strip() for group in groups)
+    sampler = Sampler(policy, config.max_completion_length, tools=Tools.of(config, inputs.tools, policy.tokenizer))
+    how = {"sampling": GREEDY, "group_size": 1, "batch_size": 64}
+    groups = scored_groups(sampler, prompts.first(-1), lambda groups, poll: None, **how)
     inputs.scorer.close()
-    return correct / len(problems)
+    right = sum(extract_answer(group.completions[0].text) == group.problem.answer.strip() for group in groups)
+    return right / len(groups)

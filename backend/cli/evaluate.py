@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +32,7 @@ from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
-    from backend.trainer.evaluation.comparison import EvaluationProgress, Report
+    from backend.trainer.evaluation.comparison import Report
 
 STREAM_EVERY_S = 0.25  # between two JSON progress lines
 
@@ -126,16 +125,16 @@ def evaluate(
 @contextmanager
 def _progress(is_stream: bool) -> Iterator[Report]:
     console = new_console(stderr=True)
-    phase, printed = "", 0.0
+    told, printed = "", 0.0
 
-    def tell_phase(progress: EvaluationProgress) -> None:
-        nonlocal phase, printed
+    def tell_phase(phase: str, done: float | None, left_s: float | None) -> None:
+        nonlocal told, printed
         now = time.monotonic()
-        if progress.phase == phase and not (is_stream and now - printed >= STREAM_EVERY_S):
+        if phase == told and not (is_stream and now - printed >= STREAM_EVERY_S):
             return
-        phase, printed = progress.phase, now
+        told, printed = phase, now
         if is_stream:
-            tell_json(asdict(progress))
+            tell_json({"phase": phase, "done": done, "left_s": left_s})
         else:
             tell_error(f"{phase}…")
 
@@ -146,9 +145,8 @@ def _progress(is_stream: bool) -> Iterator[Report]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
 
-        def show(progress: EvaluationProgress) -> None:
-            total = None if progress.done is None else 1.0
-            bar.update(task, description=progress.phase, total=total, completed=progress.done or 0.0)
+        def show(phase: str, done: float | None, left_s: float | None) -> None:
+            bar.update(task, description=phase, total=None if done is None else 1.0, completed=done or 0.0)
 
         yield show
 

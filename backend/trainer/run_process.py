@@ -213,8 +213,9 @@ def _saved(trainer: Trainer, ending: Ending) -> Ending:
 
 def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries: int) -> Ending:
     log, step = trainer.gpu_errors, trainer.state.step
+    in_use = trainer.parts.step_size(trainer.config) if trainer.has_parts else log.step_size
     try:
-        logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
+        logged = log.add(error, ending.gpu_text, step=step, in_use=in_use, retries=retries)
     except DiskError as full:  # without the log the next process would take the same large steps
         trainer.save_without_gpu()
         return replace(ending, sentence=f"{ending.sentence} It is not retried. {full.faults[0].sentence}")

@@ -27,7 +27,7 @@ from backend.runs.start_progress import with_stop_check
 from backend.runs.steering import MetricWatch, PlannedEnd, Steering, early_stop, stage_configs
 from backend.sampling.conversations import tool_metrics
 from backend.trainer.control import Control, Stopped
-from backend.trainer.machine import GpuError, GpuErrorLog, KeepAwake, SlowdownWatch, StepSize
+from backend.trainer.machine import GpuError, GpuErrorLog, KeepAwake, SlowdownWatch
 from backend.trainer.not_finite import step_error
 from backend.trainer.run_context import (
     PASS_RATE,
@@ -102,7 +102,6 @@ class Trainer:
         self.reward_files: Mapping[str, str] = {}  # `fingerprints` when the last process of this run began
         report_health(event_log, steering.config_at(0).model_dump(), self._history())
         self.planned_end: PlannedEnd | None = None
-        self.ends_with: int | None = None
 
     def _history(self) -> Iterator[Event]:
         for event in read_events(self.folder.events):
@@ -356,8 +355,7 @@ class Trainer:
             self.save_when_there_is_room()
             self.saver.wait()
         config, step = self.config, self.state.step
-        if config.load_best_at_end:
-            self.load_best()
+        ends_with = self.load_best() if config.load_best_at_end else None
         early, steps = self.planned_end, self.parts.steps
         if self.parts.test:
             self.evaluate("test")
@@ -372,18 +370,19 @@ class Trainer:
             export_finished(config, self.folder, self.event_log)
         reason, why = early or ("", "")
         count = f"{step} of {steps} steps. {why}" if early else f"{step} step{'' if step == 1 else 's'}"
-        return Ending("finished", step, f"Finished after {count}.", 0, reason=reason, ends_with=self.ends_with)
+        return Ending("finished", step, f"Finished after {count}.", 0, reason=reason, ends_with=ends_with)
 
-    def load_best(self) -> None:
-        """Load the weights of the best checkpoint into the policy and `adapters/`. Raises UserError."""
+    def load_best(self) -> int | None:
+        """Load the weights of the best checkpoint into the policy and `adapters/`. → its step, if they are not those of
+        the last one. Raises UserError."""
         best = best_of(all_checkpoints(self.folder))
         if best is None:
             self.note("No checkpoint of this run has a score, so it ends with the weights of its last step.")
-            return
+            return None
         score = f"{best.state.score_metric or 'reward'} {best.state.score:.4g}"
         if best.step == self.state.step:
             self.note(f"The last step is the best, with {score}: the run ends with its weights.")
-            return
+            return None
         policy = self.parts.policy
         policy.assign(checkpoint.arrays_of(best, "weights"))
         if self.config.train_type != "full":
@@ -391,7 +390,7 @@ class Trainer:
         has_before = self.state.best_step == 0 and self.state.best_score is not None
         before = f" The model before training had {self.state.best_score:.4g}." if has_before else ""
         self.note(f"The run ends with the weights of step {best.step}, its best checkpoint, with {score}.{before}")
-        self.ends_with = best.step
+        return best.step
 
     def save_when_there_is_room(self) -> None:
         policy, config = self.parts.policy, self.config
@@ -446,10 +445,6 @@ class Trainer:
         self.saver.wait()
         self.parts.rest()
         self.keep_awake.stop()
-
-    @property
-    def step_size(self) -> StepSize:
-        return self.parts.step_size(self.config) if self.has_parts else self.gpu_errors.step_size
 
     @property
     def has_parts(self) -> bool:

@@ -11,7 +11,7 @@ from backend.config.config import Config
 from backend.data.preview import open_dataset
 from backend.data.problems import PromptFormat, fitting_problem
 from backend.data.rows import check_columns
-from backend.models.policy import Policy, load_policy, load_start
+from backend.models.policy import load_policy, load_start
 from backend.runs.saved_weights import find_adapter
 from backend.sampling.conversations import Tools
 from backend.sampling.rollout import Sampler
@@ -67,11 +67,10 @@ class Pick:
 
 
 class TrialSampler:
-    """Samples, and caches policy and rollout by the settings that they depend on."""
+    """Samples, and caches the loaded model by the settings that it depends on."""
 
     def __init__(self) -> None:
-        self._policy: tuple[Any, Policy] | None = None
-        self._rollout: tuple[Any, Sampler] | None = None
+        self._loaded: tuple[Any, Sampler] | None = None
 
     def sample(
         self,
@@ -88,14 +87,14 @@ class TrialSampler:
         dataset = open_dataset(config)
         check()
         report({"phase": "loading the model"})
-        policy = self._cached_policy(config)
+        sampler = self._sampler_of(config)
         check()
         rows, source = dataset.rows("train"), dataset.source_of("train")
         if faults := check_columns(rows, config, source):
             raise UserError(faults)
         order, schemas = pick.order(len(rows), seed), tools.schemas if tools else NO_TOOLS
-        prompt_format = PromptFormat.of(config, schemas)
-        fitting = (fitting_problem(index, rows[index], policy.tokenizer, prompt_format, source) for index in order)
+        prompt_format, tokenizer = PromptFormat.of(config, schemas), sampler.policy.tokenizer
+        fitting = (fitting_problem(index, rows[index], tokenizer, prompt_format, source) for index in order)
         count = len(order) if pick.how == "numbers" else pick.count
         problems = list(islice((problem for problem in fitting if problem is not None), count))
         if not problems:
@@ -108,13 +107,11 @@ class TrialSampler:
             report({"phase": "sampling", "done": tokens, "of": most_tokens})
 
         poll(0)
-        key = (config.max_completion_length, tuple(config.stop))
-        if self._rollout is None or self._rollout[0] != key:
-            self._rollout = (key, Sampler(policy, config.max_completion_length, stop=config.stop))
-        self._rollout[1].tools = Tools.of(config, tools, policy.tokenizer)
-        return self._rollout[1].sample(problems, group_size, Sampling.of(config), seed, 0, poll)
+        sampler.max_tokens, sampler.stop = config.max_completion_length, tuple(config.stop)
+        sampler.tools = Tools.of(config, tools, tokenizer)
+        return sampler.sample(problems, group_size, Sampling.of(config), seed, 0, poll)
 
-    def _cached_policy(self, config: Config) -> Policy:
+    def _sampler_of(self, config: Config) -> Sampler:
         names = (config.model, config.tokenizer)
         depends = (config.quantization, config.dtype, config.device, config.image_max_pixels)
         key = (*names, *map(_last_written, names), *depends)
@@ -122,14 +119,14 @@ class TrialSampler:
             weights = str(find_adapter(config.adapter).weights)
             shape = tuple(repr(getattr(config, name)) for name in ADAPTER_SHAPE)
             key = (*key, weights, _last_written(weights), *shape)
-        if self._policy is None or self._policy[0] != key:
-            self._policy = self._rollout = None  # free the old model's memory first
+        if self._loaded is None or self._loaded[0] != key:
+            self._loaded = None  # free the old model's memory first
             smallest = WITHOUT_REFERENCE if config.adapter else SMALLEST_MODEL
             policy = load_policy(config.model_copy(update=smallest | {"dtype": dtype_here([config])[0]}))
             if config.adapter:
                 load_start(policy, config, config.adapter)
-            self._policy = (key, policy)
-        return self._policy[1]
+            self._loaded = key, Sampler(policy, config.max_completion_length)
+        return self._loaded[1]
 
 
 def _last_written(name: str) -> float:

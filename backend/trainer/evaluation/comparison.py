@@ -95,16 +95,8 @@ class EvaluationChoices:
         return 1 if decoding == "greedy" else self.completions
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationProgress:
-    """`done` is the share of all completions, `left_s` the estimated seconds left; None while unknown."""
-
-    phase: str
-    done: float | None = None
-    left_s: float | None = None
-
-
-Report = Callable[[EvaluationProgress], None]
+Report = Callable[[str, float | None, float | None], None]
+"""Takes a phase, the share of all completions that is done and the estimated seconds left; None while unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +144,12 @@ def evaluate_model(
     evaluated: EvaluatedModel,
     choices: EvaluationChoices,
     name: str,
-    report: Report = lambda progress: None,
+    report: Report = lambda phase, done, left_s: None,
 ) -> tuple[Evaluation, list[EvaluatedRow]]:
     """Run an evaluation; nothing is written. Raises UserError."""
     began, created, notes = time.perf_counter(), time.time(), list[str]()
     config, run, saved = evaluated.config, evaluated.run, evaluated.checkpoint
-    report(EvaluationProgress("Reading the dataset"))
+    report("Reading the dataset", None, None)
     if choices.data:
         config = config.model_copy(update={"eval_data": {Path(choices.data).name: {"data": choices.data}}})
     inputs = read_inputs(config)
@@ -177,7 +169,7 @@ def evaluate_model(
     if rule is None:
         what = "No reward is known to say what is right, so there is no pass@k: mark one on Completions, or use --pass."
         notes.append(what)
-    report(EvaluationProgress("Loading the model"))
+    report("Loading the model", None, None)
     dtype, sentence = dtype_here([config])
     notes += [sentence] if sentence else []
     policy = load_policy(config.model_copy(update={"dtype": dtype}), notes.append)
@@ -199,11 +191,11 @@ def evaluate_model(
     plan = plan_memory(
         settings, policy, lengths, notes.append, images=image_tokens(policy.tokenizer, problems, max(lengths))
     )
-    sampler = Sampler(policy, config.max_completion_length, stop=config.stop, **plan_limits(plan)[1])
-    sampler.tools = Tools.of(config, inputs.tools, policy.tokenizer)
+    tools = Tools.of(config, inputs.tools, policy.tokenizer)
+    sampler = Sampler(policy, config.max_completion_length, stop=config.stop, tools=tools, **plan_limits(plan)[1])
     row_list: list[EvaluatedRow] = []
     for problem in problems:
-        about = {"index": problem.index, "prompt": problem.prompt, "answer": problem.answer, "type": problem.type}
+        about = {name: getattr(problem, name) for name in ("index", "prompt", "answer", "type")}
         row_list.append(EvaluatedRow(**about, greedy=None, sampled=None))
         if problem.images:
             row_list[-1]["images"] = problem.images
@@ -302,7 +294,7 @@ def _sample_sides(
             def poll(done: float, phase: str = phase, share: float = count / total, before: float = before) -> None:
                 whole = before + share * done
                 elapsed = time.perf_counter() - began
-                report(EvaluationProgress(phase, whole, elapsed / whole * (1 - whole) if whole else None))
+                report(phase, whole, elapsed / whole * (1 - whole) if whole else None)
 
             poll(0.0)
             groups = scored_groups(
@@ -427,10 +419,11 @@ def decoding_of(
             rewards={key.removeprefix("rewards/"): mean for key, mean in own.items() if key.startswith("rewards/")},
             pass_at={int(key.removeprefix("pass/")): mean for key, mean in own.items() if key.startswith("pass/")},
         )
-    results: dict[SideName, SideResult] = {}
-    for side, seconds in took.items():
-        speed = sum(row["tokens"] for of_prompt in by_prompt[side] for row in of_prompt) / seconds
-        results[side] = SideResult(figures=figures[side], seconds=seconds, tokens_per_second=speed)
+    tokens = {side: sum(row["tokens"] for rows in of_side for row in rows) for side, of_side in by_prompt.items()}
+    results: dict[SideName, SideResult] = {
+        side: SideResult(figures=figures[side], seconds=seconds, tokens_per_second=tokens[side] / seconds)
+        for side, seconds in took.items()
+    }
     changes = [change for row in rows if (change := change_of(row, name)) is not None]
     better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     return Decoding(

@@ -605,10 +605,8 @@ def machines_wait(recent: Recent, rule: Rule, share: float) -> Finding:
     )
 
 
-_NUMBERS = {"WINDOW": WINDOW, "LONG": LONG, "SUDDEN": SUDDEN, "SETTLED": SETTLED, "SOLVED": SOLVED}
-_NUMBERS |= {"JUDGED": JUDGED, "SAMPLING_SHARE": SAMPLING_SHARE}
 RULES: dict[str, Rule] = {}
 for _code, _texts in read_resource("health_rules.yaml").items():
-    _texts |= {name: _texts[name].format(**_NUMBERS) for name in ("when", "source")}
+    _texts |= {name: _texts[name].format_map(globals()) for name in ("when", "source")}
     _texts["threshold"] = float(_texts["threshold"])
     RULES[_code] = Rule(_code, look=_LOOKS[_code][0], needs=_LOOKS[_code][1], **_texts)
