@@ -457,7 +457,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (None, 1e-3, "schedule: A schedule is called with the number of an update, from 0, and gives its learning rate"),
     (None, lambda update: "much", "schedule: lambda gave much for update 0; a learning rate is a finite number"),
     (None, lambda update: update - 1, "schedule: lambda gave -1 for update 0; a learning rate is a finite number"),
-    (None, [].__getitem__, "schedule: __getitem__ raised IndexError: list index out of range"),
+    (None, [].__getitem__, "schedule: For update 0, __getitem__ raised IndexError: list index out of range"),
 ]
 
 

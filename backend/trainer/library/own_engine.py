@@ -15,14 +15,14 @@ from mlx.utils import tree_flatten
 from backend.config.config import Config
 from backend.config.settings.training import OWN
 from backend.models.policy import Policy
-from backend.rewards.calls import class_name, describe_error
+from backend.rewards.calls import class_name
 from backend.sampling.conversations import common_prefix
 from backend.sampling.rollout import Poll, Sampler
 from backend.sampling.sampler import Sampling
-from backend.trainer.library.own_functions import name_of
+from backend.trainer.library.own_functions import errors_of_program, name_of
 from backend.training.optimizers import OwnUpdates, rate_of, restore, state_arrays
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import ConfigProblem, UserError, user_traceback
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
 LONGEST = 200  # characters of the description of an optimizer
@@ -31,20 +31,9 @@ GivenOptimizer = Optimizer | Callable[[float], Optimizer]
 
 
 def _guarded(optimizer: Optimizer) -> Optimizer:
-    """The optimizer, whose exceptions become a UserError with its name."""
-
-    def guard(method: Callable[..., Any], where: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            try:
-                return method(*arguments)
-            except Exception as error:
-                what = f"{where} of {class_name(optimizer)} raised {describe_error(error, None, 100)}."
-                raise UserError("optimizer", what, user_traceback(error)) from error
-
-        return call
-
-    optimizer.init = guard(optimizer.init, "Its init")
-    optimizer.apply_gradients = guard(optimizer.apply_gradients, "An update")
+    for method, where in (("init", "The init"), ("apply_gradients", "An update")):
+        guard = errors_of_program("optimizer", f"{where} of {class_name(optimizer)}")
+        setattr(optimizer, method, guard(getattr(optimizer, method)))
     return optimizer
 
 
@@ -60,11 +49,8 @@ def _maker(given: GivenOptimizer) -> Callable[[float], Optimizer]:
         raise UserError("optimizer", f"{what}; {class_name(given)} is neither.")
 
     def make(rate: float) -> Optimizer:
-        try:
+        with errors_of_program("optimizer", f"Called with the learning rate {rate:g}, it"):
             made: Any = given(rate)
-        except Exception as error:
-            what = f"Called with the learning rate {rate:g}, it raised {describe_error(error, None, 100)}."
-            raise UserError("optimizer", what, user_traceback(error)) from error
         if not isinstance(made, Optimizer):
             sentence = f"Called with a learning rate, it gave {class_name(made)} and no optimizer of mlx.optimizers."
             raise UserError("optimizer", sentence)
@@ -179,12 +165,10 @@ class OwnSampler(Sampler):
         trainer = RolloutTrainer(self.policy.model, self.policy.tokenizer, self._config, generate)
         self.policy.model.eval()
         try:
-            returned = self._function(prompts, trainer)
-        except Exception as error:
-            if ours:
-                raise ours[0] from None
-            what = f"rollout_func raised {describe_error(error, None, 110)}."
-            raise UserError("rollout_func", what, user_traceback(error)) from error
+            with errors_of_program("rollout_func", "rollout_func"):
+                returned = self._function(prompts, trainer)
+        except UserError as error:
+            raise (ours[0] if ours else error) from None
         rows = self._checked(returned, len(prompts))
         poll(sum(len(row["completion_ids"]) for row in rows))
         self.completions += len(rows)
@@ -258,11 +242,8 @@ def given_updates(optimizer: Any, schedule: Any, config: Config) -> tuple[OwnUpd
 
 
 def _rate(schedule: Callable[[int], Any], name: str, update: int) -> float:
-    try:
+    with errors_of_program("schedule", f"For update {update:,}, {name}"):
         given = schedule(update)
-    except Exception as error:
-        what = f"{name} raised {describe_error(error, None, 90)} for update {update:,}."
-        raise UserError("schedule", what, user_traceback(error)) from error
     try:
         rate = float(given)
     except (TypeError, ValueError, OverflowError):

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import keyword
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,14 @@ from typing import Any
 from backend.config.config import Config
 from backend.config.other_programs.trl import reward_entries
 from backend.config.setting import RewardSettings
-from backend.rewards.calls import ThreadCaller, class_name
+from backend.rewards.calls import ThreadCaller, class_name, describe_error
 from backend.rewards.catalogue import find_call, metric_name, with_absolute_file
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
 from backend.rewards.scoring import FunctionHost
 from backend.tools.load import uses_tools
 from backend.utils.disk import replace_file
-from backend.utils.errors import UserError
+from backend.utils.errors import UserError, user_traceback
 
 FILE, TOOLS_FILE, ROLLOUT_FILE = "own_functions.py", "own_tools.py", "own_rollout.txt"  # in the run's folder
 _TEXT = '''"""Functions and classes of the program that called backend.train. They are in that program."""
@@ -116,6 +117,19 @@ class OwnObjects:
             else resolve([entry], file, base, executed)[0]
             for entry in names
         ]
+
+
+def program_error(setting: str, what: str, error: BaseException) -> UserError:
+    return UserError(setting, f"{what} raised {describe_error(error, None, 100)}.", user_traceback(error))
+
+
+@contextmanager
+def errors_of_program(setting: str, what: str) -> Iterator[None]:
+    """Turn an exception of an object of the program, `what`, into a UserError."""
+    try:
+        yield
+    except Exception as error:
+        raise program_error(setting, what, error) from error
 
 
 def _write(file: Path, names: Iterable[str], arguments: str = "") -> None:

@@ -18,14 +18,14 @@ from backend.config.other_programs.translation import read_file, summary
 from backend.data.images import with_paths
 from backend.data.rows import row_name
 from backend.rewards.allowed_code import allow_named
-from backend.rewards.calls import class_name, describe_error
+from backend.rewards.calls import class_name
 from backend.runs.events import check_format, has_finished, read_events
 from backend.runs.run_folder import RunFolder, default_run_name, find_run, make_run_folder
 from backend.trainer.control import Stopped, handlers_restored
-from backend.trainer.library.own_functions import OwnObjects, mark_rollout, require_rollout
+from backend.trainer.library.own_functions import OwnObjects, mark_rollout, program_error, require_rollout
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.disk import replace_file
-from backend.utils.errors import UserError, user_traceback
+from backend.utils.errors import UserError
 from backend.utils.hub_cache import require_hub_address
 from backend.utils.text import quote
 
@@ -137,8 +137,8 @@ class CallbackCalls:
                 why = str(stop) or f"{method} of {class_name(callback)} asked for it"
                 self._raised = self._raised or Stopped(why)
             except BaseException as error:  # SystemExit too: the run is to be saved first
-                what = f"{method} of {class_name(callback)} raised {describe_error(error, None, 110)}."
-                self._raised = self._raised or UserError("callbacks", what, user_traceback(error))
+                what = f"{method} of {class_name(callback)}"
+                self._raised = self._raised or program_error("callbacks", what, error)
 
 
 def write_dataset(dataset: Any, folder: Path) -> None:
