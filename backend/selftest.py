@@ -124,8 +124,7 @@ def train_demo(bench: Workbench) -> str:
     require(finite, "Loss, gradient or log-probabilities are no finite numbers.")
     require(steps[0]["grad_norm"] > 0, "The gradient is zero.")
     gap = max(step[GAP] for step in steps)
-    disagree = f"Sampler and learner disagree about the probability of a token, by {gap:.3g} nats."
-    require(gap <= LOGP_TOLERANCE, disagree)
+    require(gap <= LOGP_TOLERANCE, f"Sampler and learner disagree about the probability of a token, by {gap:.3g} nats.")
     first, last = (arrays_of(saved, "weights") for saved in all_checkpoints(bench.run))
     is_changed = any(not mx.array_equal(array, last[name]).item() for name, array in first.items())
     require(is_changed, "The second step has changed no weight.")

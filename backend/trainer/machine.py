@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 
 from backend.config.config import Config
 from backend.runs.events import JsonLines, read_events
@@ -145,11 +146,8 @@ class GpuErrorLog:
 
     def add(self, error: GpuError, text: str, *, step: int, in_use: StepSize, retries: int) -> LoggedError:
         """Log an error of a process whose steps had the size `in_use`. `retries`: allowed without a finished step."""
-        done = 0
-        for earlier in reversed(self.errors):
-            if not earlier.is_retried or earlier.step < step:
-                break
-            done += 1
+        retried = takewhile(lambda earlier: earlier.is_retried and earlier.step >= step, reversed(self.errors))
+        done = len([*retried])
         is_retried, size = done < retries, in_use
         if error.kind != BUFFERS.kind:  # half the micro-batch; after a lack of memory half the rows too
             size = StepSize(_half(in_use.micro_batch_tokens), _half(in_use.rows) if error.is_memory else in_use.rows)

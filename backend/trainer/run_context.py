@@ -238,8 +238,7 @@ class RunContext(StepContext):
                 sampled = replace(work, groups=[])
                 self.sample_and_score(problems, position, step, config, sampled)
                 metrics[PASS_RATE] = pass_rate(sampled.groups, config)
-            prompt_format = self.prompt_format(config, labelled=True)
-            limits = self.policy.tokenizer, prompt_format, config.max_completion_length
+            limits = self.policy.tokenizer, self.prompt_format(config, labelled=True), config.max_completion_length
             problems = [with_label(problem, *limits) for problem in problems]
         work.groups.extend(map(labelled_group, problems))
         return metrics, {}
@@ -274,8 +273,7 @@ class RunContext(StepContext):
             metrics |= self.prompt_stream.pass_rates.observe(sampled)
         work.groups[:] = sampled[:count]
         if config.self_distillation_weight:
-            tokenizer = self.policy.tokenizer
-            metrics |= add_teacher_prompts(work.groups, config, tokenizer, self.prompt_format(config))
+            metrics |= add_teacher_prompts(work.groups, config, self.policy.tokenizer, self.prompt_format(config))
         return metrics | self.scoring.fill_advantages(work.groups, step), logged
 
     def prompt_format(self, config: Config, *, labelled: bool = False) -> PromptFormat:
@@ -524,7 +522,6 @@ def load_context(
     images = image_tokens(policy.tokenizer, training.first(8), max(longest))
     limits = {"most": most, "stages": stages, "engine": engine, "tools": inputs.tools, "images": images}
     parts = step_parts(policy, config, inputs.scorer, steps, longest, note, **limits)
-    slow_paths = [*policy.split_model.slow_paths, *parts["rollout"].slow_paths]
     pass_rates = None
     if config.prompt_selection != "shuffled" and not config.imitates:
         share, solved_from = config.selection_uniform_share, config.success_reward_threshold
@@ -538,7 +535,7 @@ def load_context(
         stages=list(zip(config.stages, inputs.stages, of_stages, strict=True)),
         longest_prompts=longest,
         images=images,
-        slow_paths=list(dict.fromkeys(slow_paths)),
+        slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *parts["rollout"].slow_paths])),
         dtype=dtype,
     )
 

@@ -193,8 +193,7 @@ class PromptSet:
             elif tokenizer is not None and not self.format.labelled:
                 check_prompts(self.rows, tokenizer, self.format, self.source)
             if tokenizer is not None and config.reads_labels:
-                labelled = PromptFormat.of(config, self.tools, labelled=True)
-                check_prompts(self.rows, tokenizer, labelled, self.source)
+                check_prompts(self.rows, tokenizer, PromptFormat.of(config, self.tools, labelled=True), self.source)
 
     def tokenize(self, tokenizer: Any, make: Callable[..., TokenizedPrompts], *, all_rows: bool) -> TokenizedPrompts:
         """The prompts, by `make(rows, tokenizer, format, source)`; the first rows are tokenised. Raises UserError."""
@@ -225,8 +224,7 @@ def prompt_sets(config: Config, inputs: RunInputs, stages: Sequence[Config]) -> 
         # of all stages score them.
         functions = dict.fromkeys(name for stage in stages for name in stage.reward_functions)
         longest = max(stage.max_completion_length for stage in stages)
-        of_all = {"max_completion_length": longest, "reward_functions": list(functions)}
-        held_out = config.model_copy(update=of_all)
+        held_out = config.model_copy(update={"max_completion_length": longest, "reward_functions": list(functions)})
     used = {"train": not config.stages, "valid": config.steps_per_eval != 0, "test": config.test}
     sets = [
         PromptSet(split, splits.rows(split), splits.source_of(split), held_out)

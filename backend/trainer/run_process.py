@@ -267,8 +267,7 @@ def ending_after(error: Exception, step: int = 0) -> Ending:
     if (disk := fault_of(error)) is not None:  # from code that is not ours
         return failed(disk)
     traceback.print_exception(error)
-    text = "".join(traceback.format_exception(error))
-    return failed(f"{type(error).__name__}: {error}", 1, traceback=text)
+    return failed(f"{type(error).__name__}: {error}", 1, traceback="".join(traceback.format_exception(error)))
 
 
 def write_ending(event_log: EventLog, ending: Ending) -> Ending:

@@ -117,7 +117,7 @@ class ResourceUse:
 
     def __init__(self) -> None:
         self._processes: list[psutil.Process] = []
-        self._cpu_s: dict[psutil.Process, float] = {}
+        self._before: dict[psutil.Process, tuple[float, int]] = {}
         self._look_again = 0.0
         self._gpu_shares: list[float] = []
         self._closed = threading.Event()
@@ -131,7 +131,7 @@ class ResourceUse:
             self._processes = [own]
             with suppress(psutil.Error):
                 self._processes += own.children(recursive=True)
-        self._cpu_s = self._cpu_times()
+        self._before = self._readings()
         self._gpu_shares = []
         if sys.platform == "darwin" and self._reader is None:
             self._reader = threading.Thread(target=self._read_gpu, name="GPU use", daemon=True)
@@ -141,13 +141,10 @@ class ResourceUse:
         """The metrics of the step that began `elapsed_s` ago, without what the system does not report: resident memory
         of the run's processes (10⁹ bytes, shared pages counted for each), cores that they kept busy, share of the time
         that the Mac's GPU was busy with any program, memory of the machine that is swapped out."""
-        cpu_s = self._cpu_times()
+        now, nothing = self._readings(), (0.0, 0)
         # A process that is new since `begin` has spent all of its time in this step.
-        spent = sum(max(cpu - self._cpu_s.get(process, 0.0), 0.0) for process, cpu in cpu_s.items())
-        resident = 0
-        for process in cpu_s:
-            with suppress(psutil.Error):
-                resident += process.memory_info().rss
+        spent = sum(max(cpu_s - self._before.get(process, nothing)[0], 0.0) for process, (cpu_s, _) in now.items())
+        resident = sum(size for _, size in now.values())
         found = {"process/memory_gb": resident / GB, "process/cpu_cores": spent / max(elapsed_s, 1e-9)}
         if shares := self._gpu_shares:  # none in a step of less than GPU_EVERY_S
             found["process/gpu_use"] = statistics.fmean(shares)
@@ -158,12 +155,13 @@ class ResourceUse:
     def close(self) -> None:
         self._closed.set()
 
-    def _cpu_times(self) -> dict[psutil.Process, float]:
-        found: dict[psutil.Process, float] = {}
+    def _readings(self) -> dict[psutil.Process, tuple[float, int]]:
+        """(seconds of processor time so far, bytes of resident memory) of each process."""
+        found: dict[psutil.Process, tuple[float, int]] = {}
         for process in self._processes:
             with suppress(psutil.Error):
                 times = process.cpu_times()
-                found[process] = times.user + times.system
+                found[process] = times.user + times.system, process.memory_info().rss
         return found
 
     def _read_gpu(self) -> None:

@@ -146,13 +146,12 @@ class Trainer:
         self.state.dtype = parts.dtype
         parts.begin()
         files = fingerprints(self.config)
-        # Of the settings of the next step: a resume may have lengthened the run.
-        steps = parts.steps_of(self.steering.config_at(self.state.step + 1))
         self.event_log.write(
             "started",
             command=command,
             model=self.config.model,
-            iterations=steps,
+            # By the settings of the next step: a resume may have lengthened the run.
+            iterations=parts.steps_of(self.steering.config_at(self.state.step + 1)),
             **parts.of_ranks(),
             pid=os.getpid(),
             device=str(mx.default_device()),

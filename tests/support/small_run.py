@@ -106,6 +106,15 @@ def train_with_stops(raw: dict[str, Any], run: RunFolder, *steps: int) -> None:
     assert train_here(raw, run).kind == "finished"
 
 
+def resumed_and_whole(raw: dict[str, Any], folder: Path, *stops: int) -> RunFolder:
+    """Train in one go, and with a stop after each of these steps; both are the same run. → the first."""
+    whole, parted = RunFolder(folder / "whole"), RunFolder(folder / "parted")
+    assert train_here(raw, whole).kind == "finished"
+    train_with_stops(raw, parted, *stops)
+    assert_same_run(parted, whole)
+    return whole
+
+
 def numbers(run: RunFolder) -> list[tuple[Any, ...]]:
     """Every step and evaluation with the metrics that a second run with the same settings repeats."""
     machine = ("time/", "per_second", "memory", "process/", "machine/", "/seconds", "/calls", "/cached")

@@ -15,7 +15,6 @@ from backend.sampling.row_costs import FLOAT, ON_CPU, QUANTIZED, QUANTIZED_M5, r
 from backend.sampling.scheduler import Scheduler
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support import small_run
-from tests.support.small_run import assert_same_run, train_with_stops
 
 USUAL: dict[str, Any] = {"iters": 3, "group_size": 4, "num_iterations": 2, "beta": 0.05, "learning_rate": 1e-3}
 USUAL |= {"save_every": 2, "max_completion_length": 6, "top_p": 0.9, "top_k": 0}
@@ -38,10 +37,7 @@ def test_a_resume_is_the_same(name: str, tmp_path: Path, as_on_a_gpu: None, monk
     decode = Scheduler._decode
     monkeypatch.setattr(Scheduler, "_decode", lambda self, n: rows.append(len(self.rows)) or decode(self, n))
     raw = small_run.settings_for(tmp_path, **USUAL | CASES[name] | small_run.low_half(tmp_path))
-    whole, parted = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parted")
-    assert small_run.train_here(raw, whole).kind == "finished"
-    train_with_stops(raw, parted, 2)
-    assert_same_run(parted, whole)
+    small_run.resumed_and_whole(raw, tmp_path, 2)
     assert max(rows) == min(32, raw["batch_size"] * raw["group_size"])
 
 

@@ -26,6 +26,7 @@ from backend.trainer.evaluation.comparison import find_evaluated
 from backend.trainer.run_context import RunContext
 from tests.support import made_up_runs, small_run
 from tests.support.small_run import arrays, check, notes, same
+from tests.support.trainer_by_hand import add_checkpoints
 
 HELD_OUT = {"validation_split": 0.25, "val_batches": 1, "steps_per_eval": 1, "save_every": 1, "keep_checkpoints": 1}
 
@@ -210,12 +211,7 @@ BEGAN, ENDED = 0.9, 0.7
 def steered_run(tmp_path: Path) -> RunFolder:
     """A run whose temperature was changed before step 15, with checkpoints of steps 10 and 20."""
     run = made_up_runs.make_run(tmp_path / "steered", steps=20, total=20, temperature=BEGAN)
-    for step in (10, 20):
-        folder = run.checkpoints / f"{step:06}"
-        folder.mkdir(parents=True)
-        (folder / "state.json").write_text(json.dumps({"step": step}))
-        for name in ("adapters.safetensors", "optimizer.safetensors"):
-            (folder / name).touch()
+    add_checkpoints(run, {10: None, 20: None})
     changes = [{"step": 15, "settings": {"temperature": [BEGAN, ENDED]}}]
     run.changes.write_text(json.dumps({"v": 1, "changes": changes}))
     return run

@@ -87,17 +87,15 @@ def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(whole: Run
         assert {name.split("/")[1] for name in step_metrics if name.startswith("rewards/")} == weights.keys()
 
 
-def test_adaptive_weights_survive_a_resume(inputs: Path, run: RunFolder, tmp_path: Path) -> None:
+def test_adaptive_weights_survive_a_resume(inputs: Path, tmp_path: Path) -> None:
     """`seldom` succeeds in 1 of 4 completions: after ten steps its weight is 1.2 times as large."""
-    uninterrupted = RunFolder(tmp_path / "uninterrupted")
     about = {"reward_weight_schedule": "adaptive", "iters": 12, "group_size": 4, "max_completion_length": 1}
     raw = settings(inputs, ["seldom", "low"], reward_weights=[0.5, 1.0], **about)
-    assert small_run.train_here(raw, uninterrupted).kind == "finished"
-    weights = [step["reward_weights/seldom"] for step in metrics(uninterrupted)]
+    run = small_run.resumed_and_whole(
+        raw, tmp_path, 4, 11
+    )  # with some success rates collected, and with a weight changed
+    weights = [step["reward_weights/seldom"] for step in metrics(run)]
     assert weights == pytest.approx([0.5] * 10 + [0.6] * 2)
-    train_with_stops(raw, run, 4, 11)  # with some success rates collected, and with a weight changed
-    assert_same_run(run, uninterrupted)
-    assert [step["reward_weights/seldom"] for step in metrics(run)] == weights
 
 
 def taken(config: Config, count: int) -> list[int]:
@@ -155,14 +153,9 @@ def test_a_resumed_dynamic_run_equals_the_uninterrupted_one(inputs: Path, run: R
     assert_same_run(run, dynamic)
 
 
-def test_a_resumed_run_with_prompts_by_pass_rate_equals_the_uninterrupted_one(
-    inputs: Path, run: RunFolder, tmp_path: Path
-) -> None:
-    uninterrupted = RunFolder(tmp_path / "uninterrupted")
+def test_a_resumed_run_with_prompts_by_pass_rate_equals_the_uninterrupted_one(inputs: Path, tmp_path: Path) -> None:
     raw = settings(inputs, ["even_prompts"], **DYNAMIC, prompt_selection="pass_rate", success_reward_threshold=0.5)
-    assert small_run.train_here(raw, uninterrupted).kind == "finished"
-    train_with_stops(raw, run, 2)
-    assert_same_run(run, uninterrupted)
+    run = small_run.resumed_and_whole(raw, tmp_path, 2)
     saved = [dict(mx.load(str(run.checkpoints / f"{step:06d}/pass_rates.safetensors"))) for step in (1, 4)]
     assert saved[0]["failures"].shape == (8,) and saved[1]["failures"].sum().item() > 0
     assert {"curriculum/pass_rate", "curriculum/expected_signal", "curriculum/signal"} <= metrics(run)[-1].keys()

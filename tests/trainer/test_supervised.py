@@ -73,11 +73,8 @@ def test_evaluations_and_the_kl_penalty_of_a_warmed_up_run(whole: RunFolder) -> 
 @pytest.mark.parametrize("train_type", ["lora", pytest.param("full", marks=pytest.mark.proof)])
 def test_a_resume_in_either_phase_changes_nothing(raw: dict[str, Any], tmp_path: Path, train_type: str) -> None:
     raw = raw | {"train_type": train_type, "warmup_pass_rate": 0.99, "success_reward_threshold": 2.0}
-    unbroken, broken = RunFolder(tmp_path / "unbroken"), RunFolder(tmp_path / "broken")
-    assert small_run.train_here(raw, unbroken).kind == "finished"
-    small_run.train_with_stops(raw, broken, 1, 2, 3)
-    small_run.assert_same_run(broken, unbroken)
-    saved = [checkpoint.newest(run) for run in (unbroken, broken)]
+    small_run.resumed_and_whole(raw, tmp_path, 1, 2, 3)
+    saved = [checkpoint.newest(RunFolder(tmp_path / name)) for name in ("whole", "parted")]
     assert small_run.same(*(arrays(each.path / "reference.safetensors") for each in saved if each is not None))
 
 
@@ -212,11 +209,7 @@ def labelled(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_resumed_run_equals_the_whole_one(inputs: Path, tmp_path: Path) -> None:
-    whole, resumed = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "resumed")
-    raw = labelled(inputs, dropout=0.1)
-    assert small_run.train_here(raw, whole).kind == "finished"
-    small_run.train_with_stops(raw, resumed, 1, 4)
-    small_run.assert_same_run(resumed, whole)
+    whole = small_run.resumed_and_whole(labelled(inputs, dropout=0.1), tmp_path, 1, 4)
     steps, evaluations = small_run.events(whole, "step"), small_run.events(whole, "eval")
     assert whole.completions.read_text() == ""
     assert not any(name.startswith("reward") for event in (*steps, *evaluations) for name in event["metrics"])

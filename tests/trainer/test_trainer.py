@@ -27,7 +27,7 @@ from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
 from tests.support.random_models import tiny_model
-from tests.support.small_run import assert_same_run, events, train_with_stops
+from tests.support.small_run import assert_same_run, events, resumed_and_whole
 
 REWARDS = '''
 import itertools, os, time
@@ -275,18 +275,15 @@ def test_the_trained_model_opens_in_mlx_lm(inputs: Path, run: RunFolder, train_t
 
 
 @pytest.mark.parametrize("train_type", ["lora", pytest.param("full", marks=pytest.mark.proof)])
-def test_bfloat16_resumes_to_the_last_bit(inputs: Path, run: RunFolder, tmp_path: Path, train_type: str) -> None:
+def test_bfloat16_resumes_to_the_last_bit(inputs: Path, tmp_path: Path, train_type: str) -> None:
     """Its importance correction is taken from the first of the two updates of a rollout, and full fine-tuning has
     float32 masters."""
     raw = settings(inputs, train_type=train_type, dtype="bfloat16", iters=3, num_iterations=2, save_every=9, dropout=0)
-    whole = RunFolder(tmp_path / "whole")
-    assert small_run.train_here(raw, whole).kind == "finished"
-    assert any("bfloat16, where sampler and learner" in event["sentence"] for event in events(whole, "note"))
-    train_with_stops(raw, run, 2)
-    assert_same_run(run, whole)
+    whole = resumed_and_whole(raw, tmp_path, 2)
+    assert any("bfloat16, where sampler and learner" in note for note in small_run.notes(whole))
 
 
-def test_quantised_rollouts(run: RunFolder, tmp_path: Path) -> None:
+def test_quantised_rollouts(tmp_path: Path) -> None:
     """They learn what the exact policy makes of their completions, evaluate it, and resume to the last bit."""
     tiny_model(tmp_path / "model", hidden=64, layers=1)
     small_run.write_rows(tmp_path / "rows.jsonl")
@@ -294,16 +291,14 @@ def test_quantised_rollouts(run: RunFolder, tmp_path: Path) -> None:
     raw = small_run.settings_for(tmp_path, iters=3, **how) | small_run.low_half(tmp_path)
     exact = small_run.trained(raw, RunFolder(tmp_path / "exact"))
     quantised = raw | {"rollout_quantization": "4"}
-    whole = small_run.trained(quantised, RunFolder(tmp_path / "whole"))
+    whole = resumed_and_whole(quantised, tmp_path, 1)
     assert len({events(folder, "eval")[0]["metrics"]["reward"] for folder in (exact, whole)}) == 1
     first, coarse = (events(folder, "step")[0]["metrics"] for folder in (exact, whole))
     assert first["sampling/logp_gap/mean"] < 1e-5 < 1e-3 < coarse["sampling/logp_gap/mean"]
     assert coarse["sampling/importance_sampling_ratio/min"] < 0.999 < first["sampling/importance_sampling_ratio/min"]
     gap = events(whole, "step")[-1]["metrics"]["sampling/logp_gap/mean"]
     assert gap < 0.5, "it samples with the present adapters"
-    assert any("sampled in 4 bits, and learned in float32" in event["sentence"] for event in events(whole, "note"))
-    train_with_stops(quantised, run, 1)
-    assert_same_run(run, whole)
+    assert any("sampled in 4 bits, and learned in float32" in note for note in small_run.notes(whole))
 
 
 def test_a_resumed_run_computes_in_the_type_that_it_began_with(

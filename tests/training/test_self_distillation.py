@@ -13,14 +13,12 @@ import pytest
 from backend.config.config import Config, parse
 from backend.data.problems import PromptFormat
 from backend.models.policy import load_policy
-from backend.runs.run_folder import RunFolder
 from backend.training.algorithms import build_learner
 from backend.training.batch import Batch, pack
 from backend.training.self_distillation import add_teacher_prompts, distillation_terms, teacher_weights
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 from tests.support import small_run
-from tests.support.small_run import assert_same_run, train_with_stops
 from tests.support.small_settings import PLAIN_SGD, SMALL_LORA
 
 TRL = json.loads((Path(__file__).parents[1] / "golden" / "self_distillation.json").read_text())
@@ -202,10 +200,7 @@ def test_a_run_with_self_distillation_resumes_to_the_last_bit(tmp_path: Path) ->
     """Rewards are graded, so that random completions are solved; every reprompted row says what its teacher saw."""
     raw = small_run.settings_for(tmp_path, **small_run.low_half(tmp_path), success_reward_threshold=0.5, **ON)
     raw |= {"save_every": 9, "num_iterations": 2, "learning_rate": 1e-3, "beta": 0.05, "group_size": 3}
-    whole, parted = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parted")
-    assert small_run.train_here(raw, whole).kind == "finished"
-    train_with_stops(raw, parted, 2)
-    assert_same_run(parted, whole)
+    whole = small_run.resumed_and_whole(raw, tmp_path, 2)
     lines = [json.loads(line) for line in whole.completions.read_text().splitlines()]
     shown = [each.get("teacher_context") for line in lines for each in line["completions"]]
     metrics = [event["metrics"] for event in small_run.events(whole, "step")]

@@ -19,12 +19,11 @@ from backend.config.config import Config, parse
 from backend.data.labels import labelled_group, tokenized
 from backend.data.problems import PromptFormat
 from backend.models.policy import Policy, load_policy, load_teacher
-from backend.runs.run_folder import RunFolder
 from backend.training.algorithms import build_learner
 from backend.training.batch import Batch, pack
 from backend.types import Completion, Group, Label, Problem
 from tests.support.random_models import tiny_model
-from tests.support.small_run import assert_same_run, check, events, settings_for, train_here, train_with_stops
+from tests.support.small_run import check, events, resumed_and_whole, settings_for
 from tests.support.small_settings import PLAIN_SGD, SMALL_LORA, UNFILTERED
 
 ROWS, STEPS = 4, 10
@@ -253,10 +252,7 @@ def run_settings(folder: Path, teacher: Path, **changes: Any) -> dict[str, Any]:
 def test_a_run_without_rewards_comes_nearer_and_resumes_bit_by_bit(teacher: Path, tmp_path: Path) -> None:
     without_effect = {"sync_ref_model": True, "ref_model_sync_steps": 1}  # there is no reference
     raw = run_settings(tmp_path, teacher, teacher_quantization="4", **without_effect)
-    whole, stopped = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "stopped")
-    assert train_here(raw, whole).kind == "finished"
-    train_with_stops(raw, stopped, 2)
-    assert_same_run(whole, stopped)
+    whole = resumed_and_whole(raw, tmp_path, 2)
     metrics = [event["metrics"] for event in events(whole, "step", "eval")]
     assert not [name for each in metrics for name in each if name.startswith(("reward", "frac_", "kl"))]
     evaluations = [event["metrics"]["distillation/divergence"] for event in events(whole, "eval")]

@@ -91,5 +91,4 @@ def sample_of(groups: Sequence[Group]) -> list[Group]:
     """The first completion of some groups, spread evenly: FORWARD_SHARE of the completions within the limits."""
     completions = sum(len(group.completions) for group in groups)
     most = min(FORWARD_ROWS, max(LEAST_FORWARD_ROWS, round(FORWARD_SHARE * completions)))
-    every = -(-len(groups) // most)
-    return [Group(group.problem, group.completions[:1]) for group in groups[::every]]
+    return [Group(group.problem, group.completions[:1]) for group in groups[:: -(-len(groups) // most)]]

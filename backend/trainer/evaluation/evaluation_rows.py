@@ -186,8 +186,7 @@ class Evaluation(_Part):
     def sentence(self, decoding: Decoding | None = None) -> str:
         """The result under a decoding, by default the headline's, in one sentence."""
         first = decoding or self.headline
-        is_split = self.data.split in ("train", "valid", "test")
-        split = f"the {self.data.split} split" if is_split else self.data.split
+        split = f"the {self.data.split} split" if self.data.split in ("train", "valid", "test") else self.data.split
         where = f"{self.data.rows} {'row' if self.data.rows == 1 else 'rows'} of {split}"
         if first.difference is None:
             side = next(iter(first.sides.values()))

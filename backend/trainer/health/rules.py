@@ -466,8 +466,7 @@ def cut_off(recent: Recent, rule: Rule, share: float) -> Finding:
         "reward for the right form."
     )
     shorter = max(SHORTEST, length // 2)
-    settings = {"max_completion_length": shorter} if shorter < length else {}
-    return rule.finding(share, sentence, settings, advice=advice)
+    return rule.finding(share, sentence, {"max_completion_length": shorter} if shorter < length else {}, advice=advice)
 
 
 @rule()

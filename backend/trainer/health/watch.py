@@ -63,7 +63,7 @@ class Watch:
             if code not in self.standing:
                 self.standing[code] = {"step": step}
                 reports.append(self.standing[code])
-            begun = self.standing[code]
+            begun = self.standing[code]  # in place: `examined` reads the reports at the end
             new = finding.fields() | {"step": begun["step"]}
             begun.clear()
             begun.update(new)

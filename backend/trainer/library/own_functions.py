@@ -48,14 +48,14 @@ class OwnObjects:
         self.calls: dict[str, Callable[..., Any]] = {}
         self.entries: list[str] = []
         for function in functions:
-            entries = reward_entries([function]) if isinstance(function, str) else []
-            name = with_absolute_file(entries[0], Path.cwd()) if entries else ""
-            if not callable(function) and not name:
-                sentence = f"A reward function is a name or can be called; {class_name(function)} is neither."
-                raise UserError("reward_functions", sentence)
             if callable(function):
                 name = _free_name(function, {*taken, *self.calls})
                 self.calls[name] = function
+            elif isinstance(function, str) and (entries := reward_entries([function])):
+                name = with_absolute_file(entries[0], Path.cwd())
+            else:
+                sentence = f"A reward function is a name or can be called; {class_name(function)} is neither."
+                raise UserError("reward_functions", sentence)
             self.entries.append(name)
         self.tools = {name_of(tool): tool for tool in tools}
         only = {} if environments is None else {"": environments}

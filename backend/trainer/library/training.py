@@ -137,8 +137,7 @@ class CallbackCalls:
                 why = str(stop) or f"{method} of {class_name(callback)} asked for it"
                 self._raised = self._raised or Stopped(why)
             except BaseException as error:  # SystemExit too: the run is to be saved first
-                what = f"{method} of {class_name(callback)}"
-                self._raised = self._raised or program_error("callbacks", what, error)
+                self._raised = self._raised or program_error("callbacks", f"{method} of {class_name(callback)}", error)
 
 
 def write_dataset(dataset: Any, folder: Path) -> None:
@@ -255,8 +254,7 @@ def resume(
         what = f"The run {folder.name} has finished; give it more steps, as in changes={{'iters': 200}}."
         raise UserError("run", what)
     require_rollout(folder.path, rollout_func)
-    given_functions = _given(reward_functions, reward_funcs)
-    own = OwnObjects(given_functions or [], tools, environment_factory)
+    own = OwnObjects(_given(reward_functions, reward_funcs) or [], tools, environment_factory)
     calls = CallbackCalls(callbacks, folder.path)
     _prepare_engine(settings)
     from backend.trainer.library.own_engine import given_updates, require_same_updates

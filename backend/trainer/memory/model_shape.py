@@ -343,8 +343,7 @@ def _layer_matrices(
         queries = heads * head_dim
         matrices = [("self_attn.q_proj", hidden, (2 if delta_heads else 1) * queries, 1)]
         if has_own_keys:
-            shares = text.get("attention_k_eq_v") and kinds[index] == "full"
-            names = ("k_proj",) if shares else ("k_proj", "v_proj")
+            names = ("k_proj",) if text.get("attention_k_eq_v") and kinds[index] == "full" else ("k_proj", "v_proj")
             matrices += [(f"self_attn.{name}", hidden, kv_heads * head_dim, 1) for name in names]
         matrices.append(("self_attn.o_proj", queries, hidden, 1))
     if width := number(text, "hidden_size_per_layer_input"):  # Gemma 3n and 4

@@ -162,8 +162,7 @@ class MemoryModel:
         keys, whole = self.config.lora_keys, self.config.modules_to_save
         if self.full:
             return list(layer)
-        is_all = not keys or ALL_LINEAR in keys
-        chosen = (linear for linear in layer if is_all or is_named(linear.name, keys))
+        chosen = (linear for linear in layer if not keys or ALL_LINEAR in keys or is_named(linear.name, keys))
         return [linear for linear in chosen if not is_named(linear.name, whole)]
 
     def _phase(self, sizes: dict[str, int], working: int) -> Phase:
@@ -292,8 +291,7 @@ class MemoryModel:
         # The caches grow layer by layer: one layer exists twice, before and after.
         layer = rows_cache // max(len(shape.layers), 1)
         if self.draft:
-            drafted = min(rows, self.row_costs.drafted_rows)
-            cache += self.draft.cache(drafted, capacity(self.prompt + self.completion))
+            cache += self.draft.cache(min(rows, self.row_costs.drafted_rows), capacity(self.prompt + self.completion))
         # Prefill: one layer's temporaries on a chunk of the prompts. Attention scores [B, heads, chunk, K] before the
         # mask, after it and after softmax, or the four arrays of the gated MLP. On a CPU scores are float32, of a block
         # of queries, and the MLP's exponential takes some arrays more.
@@ -395,8 +393,7 @@ class MemoryModel:
         # updates. Until the first update has made new arrays, these are the arrays in use.
         kept_all = 0
         if config.hosts:
-            follows = config.needs_reference and config.sync_ref_model
-            kept_all = trainable * (2 if follows else 1) + self.optimizer()
+            kept_all = trainable * (2 if config.needs_reference and config.sync_ref_model else 1) + self.optimizer()
         kept = kept_all if config.updates_per_step > 1 else 0
         if self.teacher:  # its hidden states of all tokens
             kept += prompts * group * self.completion * self.teacher.shape.hidden * self.teacher.width

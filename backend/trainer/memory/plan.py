@@ -69,8 +69,7 @@ def plan_memory(
         loaded = (policy.model, policy.reference_model, policy.teacher_model)
         models = [model.parameters() for model in loaded if model is not None]
         own: dict[int, int] = {id(x): x.nbytes for _, x in cast("Any", tree_flatten([*models, policy.parameters()]))}
-        needed = max(needs.rollout.needed, needs.training.needed)
-        limit = needed + max(mx.get_active_memory() - sum(own.values()), 0)
+        limit = max(needs.rollout.needed, needs.training.needed) + max(mx.get_active_memory() - sum(own.values()), 0)
     _hold_limit(limit, policy)
     if (working_set := working_set_bytes()) is not None:
         mx.set_wired_limit(min(needs.limit, working_set))

@@ -118,9 +118,6 @@ def _follow(tracker: Tracker, say: Say) -> None:
         for record in records:
             tracker.send(record)
             last_sign = time.monotonic()
-
-    def flush() -> None:
-        nonlocal last_sign
         last_sign = time.monotonic()
         try:
             tracker.flush()
@@ -134,10 +131,8 @@ def _follow(tracker: Tracker, say: Say) -> None:
         tracker.open()
         while run.is_locked():
             send(reader.read())
-            flush()
             time.sleep(POLL_S)
         send(chain(reader.read(), reader.rest()))  # complete, once the lock is free
-        flush()
         tracker.close(reader.ending)
     finally:
         has_ended.set()
