@@ -57,13 +57,11 @@ def _is_ipv4(text: str) -> bool:
 
 
 def _device(value: Any) -> str | tuple[str, ...] | None:
-    names: Any = [value] if isinstance(value, str) else value
-    if value is None:
-        return None
-    are_listed = isinstance(names, list | tuple)
-    if not are_listed or not all(isinstance(name, str) and _DEVICE.fullmatch(name) for name in names):
+    names: Any = [value] if isinstance(value, str) else () if value is None else value
+    is_list = isinstance(names, list | tuple)
+    if not is_list or not all(isinstance(name, str) and _DEVICE.fullmatch(name) for name in names):
         raise ValueError(f"must be a device such as rdma_en2, not {quote(value, 40)}")
-    return value if isinstance(value, str) else tuple(names)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _variable(value: str) -> str:
@@ -290,11 +288,8 @@ class HostsToAllow:
         return list({host.ssh: host for host in away}.values())
 
 
-class AllowedHosts:
-    """Hosts files that a person has allowed: path → SHA-256, in `TrustRecord`."""
-
-    def __init__(self, file: Path | None = None) -> None:
-        self._record = TrustRecord(file)
+class AllowedHosts(TrustRecord):
+    """Hosts files that a person has allowed: path → SHA-256."""
 
     def missing(self, name: str) -> HostsToAllow | None:
         """The hosts file if its contents are not allowed; None for "" and for a file with errors."""
@@ -310,10 +305,10 @@ class AllowedHosts:
         return None if known == fingerprint else HostsToAllow(path, fingerprint, hosts, changed=known is not None)
 
     def allow(self, asked: HostsToAllow) -> None:
-        self._record.add({"hosts": self._fingerprints() | {str(asked.path): asked.fingerprint}})
+        self.add({"hosts": self._fingerprints() | {str(asked.path): asked.fingerprint}})
 
     def _fingerprints(self) -> dict[str, str]:
-        kept: Any = self._record.read().get("hosts")
+        kept: Any = self.read().get("hosts")
         return kept if isinstance(kept, dict) else {}
 
 

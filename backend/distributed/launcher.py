@@ -29,7 +29,7 @@ from backend.runs.run_folder import RunFolder, hold_lock
 from backend.trainer import control
 from backend.trainer.machine import GPU_TIMEOUT_VARIABLE
 from backend.utils.command import BUNDLED_PROGRAM, backend_command, backend_environment, is_bundled
-from backend.utils.disk import writing
+from backend.utils.disk import replace_file, writing
 from backend.utils.errors import UserError
 from backend.utils.files import last_line, make_private_folder
 from backend.utils.places import project_root
@@ -241,7 +241,7 @@ class _Start:
         return self.backend == "mpi" and len(self.hosts.hosts) > 1
 
     def until_ended(self) -> LaunchEnd:
-        Path(self.orders.report_file).unlink(missing_ok=True)  # of the start before
+        replace_file(Path(self.orders.report_file), "{}")
         with writing(self.logs):
             make_private_folder(self.logs)
         exit_code = 1

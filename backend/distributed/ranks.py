@@ -92,7 +92,7 @@ class LostRankError(UserError):
     """A rank's process has ended, its machine is silent, or its cable is out. `why` follows its name."""
 
     def __init__(self, info: RankInfo, why: str) -> None:
-        self.rank, self.machine, self.why = info.rank, info.machine, why
+        self.rank = info.rank
         log = f" What it printed: {quote(info.log, 70)}." if info.log else ""
         super().__init__("hosts", f"{info} {quote(why, 90)}.{log}")
 
@@ -103,8 +103,7 @@ class WorkerError(UserError):
     def __init__(
         self, info: RankInfo, sentence: str, *, exit_code: int = 2, traceback: str = "", gpu_text: str = ""
     ) -> None:
-        self.rank, self.machine, self.exit_code = info.rank, info.machine, exit_code
-        self.gpu_text, self.place = gpu_text, f"On {info}"
+        self.exit_code, self.gpu_text, self.place = exit_code, gpu_text, f"On {info}"
         super().__init__("hosts", f"{self.place}: {sentence}", traceback)
 
 
@@ -139,10 +138,7 @@ class Orders:
                 half.rename(self.report_file)  # whole or not at all, for a reader that comes at any moment
 
     def reported(self) -> dict[str, Any]:
-        try:
-            return json.loads(Path(self.report_file).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
+        return json.loads(Path(self.report_file).read_text(encoding="utf-8"))
 
 
 def own_addresses() -> list[str]:
