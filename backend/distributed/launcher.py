@@ -5,6 +5,7 @@ their stdin. `mlx.launch` would not do: it ends every rank as soon as one fails,
 
 import contextlib
 import ctypes.util
+import itertools
 import json
 import os
 import random
@@ -121,30 +122,29 @@ def free_port(hosts: HostsFile) -> int:
     raise OSError("no ports are free on this machine")
 
 
-def mlx_environment(hosts: HostsFile, backend: str, rank: int, port: int) -> tuple[dict[str, str], dict[str, str]]:
-    """The environment in which MLX finds the other ranks, as `mlx.launch` sets it: (variables, files). `files`:
-    variable that names a file → its content. `port`: the first port."""
+def mlx_environment(hosts: HostsFile, backend: str, rank: int, port: int) -> dict[str, str]:
+    """The environment in which MLX finds the other ranks, as `mlx.launch` sets it; files that its variables name are in
+    FILES_VARIABLE. `port`: the first port."""
     variables = {name: value for name, _, value in (entry.partition("=") for entry in hosts.envs)}
+    files: dict[str, str] = {}
     if backend != "mpi":
         variables["MLX_RANK"] = str(rank)
     first = hosts.hosts[0].ips[0] if hosts.hosts[0].ips else "127.0.0.1"
     if backend == "ring":
         # Each rank's addresses; the ports differ also where ranks share a machine.
-        rows: list[list[str]] = []
-        for host in hosts.hosts:
-            rows.append([f"{address}:{port + index}" for index, address in enumerate(host.ips)])
-            port += len(host.ips)
-        return variables, {"MLX_HOSTFILE": json.dumps(rows)}
-    if backend in ("jaccl", "jaccl-ring"):
+        ports = itertools.count(port)
+        rows = [[f"{address}:{next(ports)}" for address in host.ips] for host in hosts.hosts]
+        files["MLX_HOSTFILE"] = json.dumps(rows)
+    elif backend in ("jaccl", "jaccl-ring"):
         variables["MLX_JACCL_COORDINATOR"] = f"{first}:{port}"
         if backend == "jaccl-ring":
             variables["MLX_JACCL_RING"] = "1"
-        return variables, {"MLX_IBV_DEVICES": json.dumps([host.rdma for host in hosts.hosts])}
-    if backend == "nccl":
+        files["MLX_IBV_DEVICES"] = json.dumps([host.rdma for host in hosts.hosts])
+    elif backend == "nccl":
         before = sum(host.ssh == hosts.hosts[rank].ssh for host in hosts.hosts[:rank])
         variables |= {"NCCL_HOST_IP": first, "NCCL_PORT": str(port)}
         variables |= {"MLX_WORLD_SIZE": str(len(hosts.hosts)), "CUDA_VISIBLE_DEVICES": str(before)}
-    return variables, {}
+    return variables | {ranks.FILES_VARIABLE: json.dumps(files)}
 
 
 def mpirun() -> str | None:
@@ -154,13 +154,11 @@ def mpirun() -> str | None:
 
 def mpi_variables() -> dict[str, str]:
     """The variable with which MLX finds the MPI library: on a Mac its path, elsewhere its name."""
-    if os.environ.get(LIBRARY_VARIABLE):
-        return {LIBRARY_VARIABLE: os.environ[LIBRARY_VARIABLE]}
-    program = mpirun()
-    if sys.platform == "darwin" and program is not None:
-        found = sorted(Path(program).parent.parent.glob("lib/libmpi.*dylib"))
-        return {LIBRARY_VARIABLE: str(found[-1])} if found else {}
-    name = ctypes.util.find_library("mpi")
+    if sys.platform == "darwin" and (program := mpirun()) is not None:
+        name = max(map(str, Path(program).parent.parent.glob("lib/libmpi.*dylib")), default=None)
+    else:
+        name = ctypes.util.find_library("mpi")
+    name = os.environ.get(LIBRARY_VARIABLE) or name
     return {LIBRARY_VARIABLE: name} if name else {}
 
 
@@ -262,8 +260,7 @@ class _Start:
     def start(self, rank: int, port: int) -> None:
         host, backend = self.hosts.hosts[rank], self.backend if len(self.hosts.hosts) > 1 else ""
         command, variables = rank_program(host, "rank", "--run", str(self.run.path), *self.options)
-        of_mlx, files = mlx_environment(self.hosts, backend or "mpi", rank, port)
-        variables |= of_mlx | {ranks.FILES_VARIABLE: json.dumps(files)}
+        variables |= mlx_environment(self.hosts, backend or "mpi", rank, port)
         variables |= {ranks.BACKEND_VARIABLE: backend} if backend else {}
         if rank:
             variables |= {ranks.WATCH_VARIABLE: "1", ranks.LOG_VARIABLE: f"ranks/rank-{rank}.log in the run folder"}

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -419,8 +420,8 @@ def findings_of(report: MachineReport, model: str = "") -> list[MachineFinding]:
             about = _differences(machine.label, here, machine.facts, report.backend, model)
             found += [MachineFinding(level, machine.rank, sentence) for level, sentence in about]
     names = [report.machines[0].ssh if machine.is_here else machine.ssh for machine in report.machines]
-    for name in dict.fromkeys(names):
-        if (count := names.count(name)) > 1:
+    for name, count in Counter(names).items():
+        if count > 1:
             label = "This machine" if report.machines[names.index(name)].is_here else quote(name, 40)
             shared = "its ranks share its processor, and each holds a model in its memory"
             found.append(MachineFinding("info", names.index(name), f"{label} is listed {count} times: {shared}."))

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -59,11 +59,9 @@ class SamplingFields(BaseModel):
 
     def sampling(self, model: ServedModel) -> Sampling:
         of_run = Sampling.of(model.config.model_copy(update={"output_regex": "", "output_schema": ""}))
-        given = {key: getattr(self, key) for key in ("temperature", "top_p", "top_k", "min_p")}
-        repetition = 1.0 if self.repetition_penalty is None else self.repetition_penalty
-        penalties = Penalties(repetition, self.presence_penalty or 0.0, self.frequency_penalty or 0.0)
-        changes = {key: value for key, value in given.items() if value is not None}
-        return replace(of_run, **changes, penalties=penalties)
+        given = self.model_dump(include={"temperature", "top_p", "top_k", "min_p"}, exclude_none=True)
+        penalties = self.repetition_penalty or 1.0, self.presence_penalty or 0.0, self.frequency_penalty or 0.0
+        return replace(of_run, **given, penalties=Penalties(*penalties))
 
 
 class ResponseFormat(BaseModel):
@@ -256,7 +254,7 @@ def chat_logprobs(tokens: Sequence[SampledToken], tokenizer: Any) -> Message:
 
 def text_logprobs(tokens: Sequence[SampledToken], tokenizer: Any) -> Message:
     texts = [tokenizer.decode([each.token], skip_special_tokens=False) for each in tokens]
-    offsets = [sum(map(len, texts[:place])) for place in range(len(texts))]
+    offsets = [*accumulate(map(len, texts), initial=0)][:-1]
     best = [  # of several incomplete characters, the likeliest
         {tokenizer.decode([token], skip_special_tokens=False): logp for token, logp in reversed(each.likeliest)}
         for each in tokens

@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -109,51 +110,28 @@ def test_rows_are_split_by_the_speeds_of_learning_once_they_are_known() -> None:
     assert shares.speeds([1.0, 2.0]) == [1.0, 2.0]
 
 
-class SilentWorkers:
+def silent_workers(size: int) -> Any:
     """Workers that answer nothing."""
+    machines = [RankInfo(rank, f"mac-{rank}") for rank in range(size)]
 
-    def __init__(self, size: int) -> None:
-        self.machines = [RankInfo(rank, f"mac-{rank}") for rank in range(size)]
+    def give_up(rank: int, why: str) -> NoReturn:
+        raise LostRankError(machines[rank], why)
 
-    def send(self, *_: Any, **body: Any) -> None: ...
-
-    send_to_all = send
-
-    def receive(self, timeout: float | None = None) -> None:
-        return None
-
-    def check(self) -> None: ...
-
-    def slowest(self) -> int:
-        return len(self.machines) - 1
-
-    def give_up(self, rank: int, why: str) -> NoReturn:
-        raise LostRankError(self.machines[rank], why)
+    return Mock(machines=machines, give_up=give_up, **{"receive.return_value": None, "slowest.return_value": size - 1})
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def sampling(paces: RankPaces, clock: Clock, scoring_s: float = 0.0) -> SharedSampling:
+def sampling(paces: RankPaces, clock: Callable[[], float], scoring_s: float = 0.0) -> SharedSampling:
     problems = [Problem(number, "", [], [1], "") for number in range(8)]
-    context: Any = SimpleNamespace(
-        workers=SilentWorkers(2),
-        paces=paces,
-        config=SimpleNamespace(reward_timeout=scoring_s, reward_functions=["length"]),
-    )
+    config = SimpleNamespace(reward_timeout=scoring_s, reward_functions=["length"])
+    context: Any = SimpleNamespace(workers=silent_workers(2), paces=paces, config=config)
     return SharedSampling(context, SamplingOrder(problems, 1, 0.0, 0, 0, 4, []), clock)
 
 
 @pytest.mark.parametrize("seen", [0, 1])
 def test_a_round_that_never_ends_is_that_of_a_rank_that_hangs(seen: int) -> None:
-    paces, clock = RankPaces(2), Clock()
+    paces, clock = RankPaces(2), SimpleNamespace(now=0.0)
     paces.observe(seen, 16, 8.0)
-    work = sampling(paces, clock, scoring_s=60.0)
+    work = sampling(paces, lambda: clock.now, scoring_s=60.0)
     work._give()
     count, _ = work._scheduler.given[1]
     usual_s = count / 2
@@ -169,10 +147,10 @@ def test_a_round_that_never_ends_is_that_of_a_rank_that_hangs(seen: int) -> None
 
 
 def test_a_rank_that_does_not_come_to_an_update_is_given_up() -> None:
-    ranks, workers = SimpleNamespace(rank=0, size=3, waiting=None), SilentWorkers(3)
-    with detect_hangs(workers, ranks, 0.0):  # pyright: ignore[reportArgumentType]
+    ranks, workers = Mock(), silent_workers(3)
+    with detect_hangs(workers, ranks, 0.0):
         ranks.waiting(3000)  # the first step: nothing is usual
-    with detect_hangs(workers, ranks, 2.0):  # pyright: ignore[reportArgumentType]
+    with detect_hangs(workers, ranks, 2.0):
         ranks.waiting(LEAST_S + TIMES * 2 - 1)
         with pytest.raises(LostRankError, match="others have waited 141 s for it to compute; a step took 2") as lost:
             ranks.waiting(LEAST_S + TIMES * 2 + 1)
