@@ -8,18 +8,11 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from backend.distributed import ranks
 from backend.distributed.channel import GOODBYE, LeaderChannel, WorkerChannel, open_channel
 from backend.distributed.collectives import FlatCollectives
 from backend.distributed.launcher import write_late_ending
-from backend.distributed.ranks import (
-    FILES_VARIABLE,
-    RESTART_RANKS,
-    WATCH_VARIABLE,
-    LostRankError,
-    Orders,
-    WorkerError,
-    end_with_stdin,
-)
+from backend.distributed.ranks import LostRankError, Orders, WorkerError
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, hold_lock
 from backend.utils.errors import UserError
@@ -48,7 +41,7 @@ class FileGroup(FlatCollectives):
 def main() -> NoReturn:
     run = RunFolder(Path(sys.argv[sys.argv.index("--run") + 1]))
     rank, size, token = 0, 1, ""
-    if hosts := json.loads(os.environ.get(FILES_VARIABLE, "{}")).get("MLX_HOSTFILE"):
+    if hosts := json.loads(os.environ.get(ranks.FILES_VARIABLE, "{}")).get("MLX_HOSTFILE"):
         ring = json.loads(hosts)
         rank, size, token = int(os.environ["MLX_RANK"]), len(ring), ring[0][0].rpartition(":")[2]
     elif "OMPI_COMM_WORLD_SIZE" in os.environ:
@@ -57,8 +50,8 @@ def main() -> NoReturn:
     if os.environ.get("GRPO_STUDIO_TEST_CRASHES") == str(rank):
         print("no such library", file=sys.stderr)
         os._exit(1)
-    if os.environ.get(WATCH_VARIABLE):
-        end_with_stdin()
+    if os.environ.get(ranks.WATCH_VARIABLE):
+        ranks.end_with_stdin()
     orders = Orders.given()
     if rank == 0:
         orders.report(pid=os.getpid())
@@ -122,7 +115,7 @@ def _steps(event_log: EventLog, given: Orders, channel: LeaderChannel | None, st
             event_log.write("step", step=step, metrics={})
     except (LostRankError, WorkerError) as failure:
         if isinstance(failure, LostRankError) and given.goes_on:
-            return RESTART_RANKS
+            return ranks.RESTART_RANKS
         event_log.write("failed", step=step, reason="failed", sentence=str(failure))
         return 2
     event_log.write("finished", step=step, reason="finished", sentence="Finished.")
