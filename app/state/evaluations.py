@@ -19,10 +19,10 @@ from backend.runs.completion_rows import prompt_key
 from backend.runs.run_folder import RunFolder, modified_at
 from backend.runs.saved_weights import all_checkpoints
 from backend.trainer.evaluation.evaluation_rows import (
-    SAME,
     DecodingName,
     EvaluatedRow,
     Evaluation,
+    change_of,
     evaluations_of,
     mean_reward,
     parse_row,
@@ -42,12 +42,7 @@ class RowMeans:
 
     before: float | None
     after: float | None
-
-    @property
-    def change(self) -> float | None:
-        if self.before is None or self.after is None:
-            return None
-        return 0.0 if abs(self.after - self.before) < SAME else self.after - self.before
+    change: float | None
 
     @property
     def kind(self) -> Literal["better", "worse", "unchanged"] | None:
@@ -219,5 +214,6 @@ def _rows_in(path: Path) -> Iterator[RowSummary]:
                 if (sides := row[decoding]) is not None:
                     base, tuned = sides.get("base"), sides.get("tuned")
                     before = mean_reward(base) if base is not None and tuned is not None else None
-                    means[decoding] = RowMeans(before, mean_reward(tuned or base or sides.get("model") or []))
+                    after = mean_reward(tuned or base or sides.get("model") or [])
+                    means[decoding] = RowMeans(before, after, change_of(row, decoding))
             yield RowSummary(start, row["index"], prompt_key(row), means)

@@ -7,7 +7,7 @@ from typing import Any
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QFrame, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QApplication, QBoxLayout, QFrame, QPushButton, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.basic import icons
@@ -39,7 +39,7 @@ STATE_ROLES = {state: role for state, (_, role) in STATES.items()}
 NARROW = 860
 MENU_SIZE = QSize(460, 360)
 CHEVRON, PADDING = 12, 8
-_MOVES = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: 10, Qt.Key.Key_PageUp: -10}
+_MOVES = (Qt.Key.Key_Down, Qt.Key.Key_Up, Qt.Key.Key_PageDown, Qt.Key.Key_PageUp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +169,7 @@ class SwitcherMenu(QFrame):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and event.key() in _MOVES:
-            place = self.table.currentIndex().row() + _MOVES[Qt.Key(event.key())]
-            if self.model.rows:
-                self.table.selectRow(max(0, min(len(self.model.rows) - 1, place)))
-            return True
+            return QApplication.sendEvent(self.table, event)
         return super().eventFilter(watched, event)
 
 

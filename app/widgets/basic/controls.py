@@ -110,8 +110,7 @@ class ComboBox(QComboBox):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # not WheelFocus, which takes the focus while scrolling
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.setMinimumContentsLength(length)
-        for value, text in (items or {}).items():
-            self.addItem(text, value)
+        self.fill(items or {})
         for place, tip in enumerate(tips):
             self.setItemData(place, tip, Qt.ItemDataRole.ToolTipRole)
         configure(self, **settings)
