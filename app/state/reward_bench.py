@@ -119,25 +119,23 @@ class RewardBench(QObject):
         self._ask(question, activity, on_answer, **arguments)
 
     def score(self) -> None:
-        if not self.groups:
-            return
-        if not self.consent.obtain(self.draft.values()):
-            self.stale = True
-            self.changed.emit()
+        if self.groups and self.consent.obtain(self.draft.values()):
+            self._score()
+        elif self.groups:
+            self._show_stale()
             self.refused.emit(DECLINED)
-            return
-        self._score()
 
     def score_quietly(self) -> None:
         """Score again if that needs no consent and nothing is pending."""
-        if not self.groups:
-            return
         # Scoring would cancel what is pending, whose answer leads to scoring anyway.
-        if self.busy or self.consent.is_missing(self.draft.values()):
-            self.stale = True
-            self.changed.emit()
-        else:
+        if self.groups and (self.busy or self.consent.is_missing(self.draft.values())):
+            self._show_stale()
+        elif self.groups:
             self._score()
+
+    def _show_stale(self) -> None:
+        self.stale = True
+        self.changed.emit()
 
     def _score(self) -> None:
         self._rest_timer.stop()  # this request has the newest settings already

@@ -12,10 +12,10 @@ from PySide6.QtWidgets import QComboBox, QInputDialog, QLabel, QLineEdit, QPushB
 
 from app.pages.rewards.rewards_page import RewardsPage
 from app.pages.train.reward_panel import LABEL, SCORES, SOURCE, USE, RewardPanel
+from app.pages.train.rubric_editor import CHOICES, NAME, WEIGHT, RubricEditor
 from app.state.consent import Consent
 from app.state.session import Session
 from app.widgets.consent_dialog import AllowDialog, consent_dialog, hosts_dialog, servers_dialog
-from app.widgets.rubric_editor import CHOICES, NAME, WEIGHT, RubricEditor
 from app.window import Window
 from backend.config.config import read
 from backend.distributed.hosts_file import AllowedHosts, HostsToAllow

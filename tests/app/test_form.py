@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QLineEdit, 
 
 from app.pages.train.form import ESSENTIAL
 from app.pages.train.reward_panel import LABEL, USE, WEIGHT
+from app.pages.train.tools_field import EXACT, FROM_SOURCE
 from app.pages.train.train_page import TrainPage
 from app.state.draft import Draft
 from app.state.memory import MemoryParts
@@ -26,7 +27,6 @@ from app.widgets.basic.tables import toggle_tick
 from app.widgets.form import fields
 from app.widgets.form.fields import AdapterField
 from app.widgets.form.setting_search import KEY, SettingSearch
-from app.widgets.form.tools_field import EXACT, FROM_SOURCE
 from app.widgets.reward_delegates import WeightEdit
 from app.window import Window
 from backend.config.config import SETTINGS, load, parse

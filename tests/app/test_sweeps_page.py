@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from PySide6.QtCore import Qt
 
+from app.pages.sweeps.parallel import ParallelLine
 from app.pages.sweeps.sweeps_page import SHARE, SweepsPage, forecast
 from app.state import sweeps as sweeps_module
 from app.state.run_list import RunList
 from app.state.session import Session
 from app.state.sweeps import SweepForm
-from app.widgets.charts.parallel import ParallelLine
 from backend.runs.sweep import load_sweep
 from backend.runs.sweep_results import (
     RungResult,

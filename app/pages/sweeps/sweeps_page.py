@@ -13,6 +13,7 @@ from PySide6.QtGui import QHideEvent, QPainter, QShowEvent
 from PySide6.QtWidgets import QHeaderView, QLineEdit, QWidget
 
 from app import theme
+from app.pages.sweeps.parallel import ParallelLine, ParallelPlot
 from app.state.memory import amount
 from app.state.messages import problems_to
 from app.state.session import Session
@@ -37,7 +38,6 @@ from app.widgets.basic.layout import (
 )
 from app.widgets.basic.number_format import counted, duration, figure
 from app.widgets.basic.tables import BaseTable, CellDelegate, Column, Index, RowsModel
-from app.widgets.charts.parallel import ParallelLine, ParallelPlot
 from backend.config.config import SETTINGS
 from backend.runs.run_names import name_of
 from backend.runs.sweep import SweepPlan, text_of, training_steps

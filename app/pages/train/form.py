@@ -11,6 +11,7 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QApplication, QBoxLayout, QFrame, QWidget
 
 from app import theme
+from app.pages.train.tools_field import ToolsField
 from app.state.draft import Draft
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.icons import IconButton
@@ -28,7 +29,6 @@ from app.widgets.basic.layout import (
     set_tab_order,
 )
 from app.widgets.form.fields import Field, field_of, make_field
-from app.widgets.form.tools_field import ToolsField
 from app.widgets.form.value_text import value_label
 from backend.config.checks import default_score
 from backend.config.config import SECTIONS, SETTINGS

@@ -12,6 +12,7 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QAbstractItemView, QInputDialog, QLineEdit, QMenu, QWidget
 
 from app import theme
+from app.pages.train.rubric_editor import RubricEditor
 from app.state.reward_bench import DEFAULT_URL, LOCAL, JudgeServers, RewardBench, address_of, is_remote
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, ElidedLabel, ElidedLink, LinkButton, ListedEdit
@@ -22,7 +23,6 @@ from app.widgets.basic.number_format import DASH, counted, figure
 from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index
 from app.widgets.form import value_text
 from app.widgets.reward_delegates import TickDelegate, WeightDelegate
-from app.widgets.rubric_editor import RubricEditor
 from backend.config.setting import has_default_rewards
 from backend.judges.rubric import bundled_rubrics, read_rubric
 from backend.rewards import catalogue

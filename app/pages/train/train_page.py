@@ -17,6 +17,7 @@ from app.pages.train.launch_column import DEMO, MARGINS, FileProblemsPanel, Laun
 from app.pages.train.machines import MachinesCard
 from app.pages.train.picker import Picking, size_text
 from app.pages.train.reward_panel import RewardPanel
+from app.pages.train.tools_field import EXACT, FROM_SOURCE, ToolsField
 from app.state.dataset import Dataset
 from app.state.draft import is_equivalent
 from app.state.guide import place_of
@@ -28,7 +29,6 @@ from app.widgets.basic.labels import button, label, plain_tip, show_text
 from app.widgets.basic.layout import card, column, configure, connect, holder, row, set_shown, set_tab_order
 from app.widgets.form.fields import AdapterField, PathField
 from app.widgets.form.setting_search import SettingSearch
-from app.widgets.form.tools_field import EXACT, FROM_SOURCE, ToolsField
 from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, sections
 from backend.config.notes import unusual
