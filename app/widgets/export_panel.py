@@ -22,6 +22,7 @@ from backend.config.config import SETTINGS
 from backend.config.other_programs.into_trl import into_trl
 from backend.export import exports
 from backend.export.exports import FORMATS, PUBLISHER, TARGETS
+from backend.runs.archive import raw_settings
 from backend.runs.events import event_ends
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_names import name_of
@@ -49,7 +50,7 @@ class ExportChoices(QWidget):
         self._folder = run.path
         evaluations = (event for event in event_ends(run.events) if event["kind"] == "eval")
         self._can_compare = any("reward" in (event.get("metrics") or {}) for event in evaluations)
-        has_adapter = exports.has_adapter(run)
+        has_adapter = raw_settings(run).get("train_type") != "full"
         formats = {key: about.label for key, about in FORMATS.items() if about.kind != "adapter" or has_adapter}
         self.weights = ComboBox(items=exports.weights_choices(run))
         self.format = ComboBox(items=formats)

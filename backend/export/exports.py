@@ -143,10 +143,6 @@ def export_size(run: RunFolder, format_: ExportFormat, checkpoint: str) -> int |
     return exported_bytes(base, format_, str(settings.get("quantization", "none"))) if base else None
 
 
-def has_adapter(run: RunFolder) -> bool:
-    return raw_settings(run).get("train_type") != "full"
-
-
 def settings_of(run: RunFolder) -> Config:
     """The settings for TRL; of a staged run, those outside its stages. Raises UserError."""
     begun = load(run.config)

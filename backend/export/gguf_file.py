@@ -35,7 +35,6 @@ ARCHITECTURES = {
     "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
 """By `model_type` in config.json."""
-ROPE_FACTORS = "rope_freqs.weight"  # tensor of RoPE frequency divisors
 F32, F16, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0
 TYPES = {
     "f16": (F16, gguf.LlamaFileType.MOSTLY_F16),
@@ -116,7 +115,7 @@ class GgufFamily:
         frequency = float(rope["rope_theta"]) ** -(np.arange(0, size, 2, dtype=np.float64) / size)
         turns = context * frequency / (2 * math.pi)
         share = np.clip((turns - low) / (high - low), 0, 1)
-        return {ROPE_FACTORS: (1 / ((1 - share) / factor + share)).astype(np.float32)}
+        return {"rope_freqs.weight": (1 / ((1 - share) / factor + share)).astype(np.float32)}
 
 
 def _read_tokenizer(folder: Path) -> tuple[dict[str, Any], str]:
@@ -228,11 +227,9 @@ def open_gguf(file: Path, original: OriginalFiles) -> nn.Module:
     for name in original.shapes:
         there = family.tensor_name(name)
         if there is not None:
-            tensor = tensors.pop(there)
+            tensor = tensors[there]
             numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
             arrays[name] = mx.array(np.ascontiguousarray(family.laid_out(name, numbers, undo=True)))
-    if strangers := tensors.keys() - {ROPE_FACTORS}:
-        raise RuntimeError(f"{file} holds tensors that the model does not have: {', '.join(sorted(strangers))}.")
     return original.open_with(arrays)
 
 

@@ -7,7 +7,6 @@ import shlex
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from operator import itemgetter
 from typing import Any
@@ -270,7 +269,7 @@ def model_card(facts: CardFacts) -> str:
         table=_table,
         code=_code,
         plain=_plain,
-        fenced=partial(fenced, language="text"),
+        fenced=fenced,
         number=number_text,
         json=lambda text: json.dumps(text, ensure_ascii=False),
         shell=lambda text: shlex.quote(one_line(text)),

@@ -17,7 +17,7 @@ from backend.config.setting import AdapterSettings
 from backend.engine.model_probe import tracing_error
 from backend.models.architectures import ALL_LINEAR, adapter_scale, is_named
 from backend.utils.errors import UserError
-from backend.utils.text import quote
+from backend.utils.text import quote, reason_of
 
 ADAPTABLE_LAYERS = (
     *(nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding),
@@ -86,9 +86,8 @@ def _attach(model: nn.Module, config: AdapterSettings, keys: list[str]) -> str:
     try:
         linear_to_lora_layers(model, adapted_layer_count(model, config.num_layers), parameters, use_dora=is_dora)
     except ValueError as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
         cannot = f"This model cannot take {config.train_type.upper()} adapters"
-        raise UserError("train_type", f"{cannot}: {reason}.") from error
+        raise UserError("train_type", f"{cannot}: {reason_of(error)}.") from error
     return tracing_error(model)
 
 

@@ -50,6 +50,11 @@ _EXPAND = {
     "model": ("downloads", "lastModified", "gated", "tags", "safetensors", "config"),
     "dataset": ("downloads", "lastModified", "gated", "tags", "mainSize"),
 }
+_FILTERS: dict[str, list[dict[str, str]]] = {
+    "model": [{"filter": "mlx"}, {"pipeline_tag": "text-generation"}],
+    "dataset": [{}],
+    "reward": [{"pipeline_tag": "text-classification"}],
+}
 
 
 def search(words: str, repo_type: RepoType, *, is_reward: bool = False) -> list[dict[str, Any]]:
@@ -57,17 +62,11 @@ def search(words: str, repo_type: RepoType, *, is_reward: bool = False) -> list[
     size, kind, precision, changed, downloads, gated, refusal}: bytes, unix seconds, None if unknown. Raises UserError.
     """
     found: dict[str, dict[str, Any]] = {}
-    filters: list[dict[str, str]] = [{}]
-    if repo_type == "model":
-        filters = [{"filter": "mlx"}, {"pipeline_tag": "text-generation"}]
-    if is_reward:
-        filters = [{"pipeline_tag": "text-classification"}]
+    url, query = f"{constants.ENDPOINT}/api/{repo_type}s", {"search": words, "sort": "downloads", "limit": MAX_RESULTS}
     with hub_errors("", repo_type):
-        for filter_ in filters:
-            query: dict[str, Any] = {"search": words, "sort": "downloads", "limit": MAX_RESULTS, **filter_}
-            query["expand"] = list(_EXPAND[repo_type])
-            url = f"{constants.ENDPOINT}/api/{repo_type}s"
-            response = get_session().get(url, params=query, headers=build_hf_headers(), timeout=TIMEOUT_S)
+        for filter_ in _FILTERS["reward" if is_reward else repo_type]:
+            params: Any = {**query, **filter_, "expand": list(_EXPAND[repo_type])}
+            response = get_session().get(url, params=params, headers=build_hf_headers(), timeout=TIMEOUT_S)
             hf_raise_for_status(response)
             for repo in response.json():
                 if not is_reward:
@@ -124,8 +123,7 @@ def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
     """Plan the download of the newest or the named revision. Raises UserError."""
     repo, revision = split_revision(repo_id)
     with hub_errors(repo_id, repo_type):
-        about = {"repo_type": repo_type, "revision": revision, "timeout": TIMEOUT_S}
-        info = HfApi().repo_info(repo, files_metadata=True, **about)
+        info = HfApi().repo_info(repo, repo_type=repo_type, revision=revision, timeout=TIMEOUT_S, files_metadata=True)
         patterns = DOWNLOADED[repo_type]
         wanted = [
             file
