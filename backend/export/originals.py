@@ -14,7 +14,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -239,10 +240,8 @@ def trace(original: OriginalFiles) -> Trace:
 
 def by_original(rows: Iterable[RowRun]) -> dict[str, list[RowRun]]:
     """The same rows by original tensor, in row order."""
-    grouped: dict[str, list[RowRun]] = {}
-    for run in rows:
-        grouped.setdefault(run.original, []).append(run)
-    return {name: sorted(runs, key=lambda run: run.original_start) for name, runs in grouped.items()}
+    ordered = sorted(rows, key=attrgetter("original", "original_start"))
+    return {name: list(runs) for name, runs in groupby(ordered, attrgetter("original"))}
 
 
 def _flat(shape: Shape) -> tuple[int, int]:

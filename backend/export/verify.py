@@ -49,12 +49,7 @@ SAMPLES = [
 """For a run without completions."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedSample:
-    """`ids` of prompt and answer; the last `compared` belong to the answer."""
-
-    ids: list[int]
-    compared: int
+TokenizedSample = tuple[list[int], int]  # ids of prompt and answer, and how many of the last, the answer's, to compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +103,7 @@ def tokenize_samples(tokenizer: Any, samples: list[AnsweredPrompt]) -> list[Toke
         prompt = apply_chat_template(sample.messages, tokenizer, sample.template_variables)
         ids = [*prompt, *answer][-SAMPLE_TOKENS:]
         # An empty answer still has a prompt whose last token is predicted by those before it.
-        tokenized.append(TokenizedSample(ids, max(1, min(len(answer), COMPARED_TOKENS, len(ids) - 1))))
+        tokenized.append((ids, max(1, min(len(answer), COMPARED_TOKENS, len(ids) - 1))))
     return tokenized
 
 
@@ -126,12 +121,12 @@ def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verificatio
     typical: list[mx.array] = []
     largest, same, nats, squares = 0.0, 0.0, 0.0, 0.0
     written = answer_logits(open_, reference.tokens)
-    for sample, expected_PV, written_PV in zip(reference.tokens, reference.logits, written, strict=True):
+    for (ids, compared), expected_PV, written_PV in zip(reference.tokens, reference.logits, written, strict=True):
         error_PV = written_PV - expected_PV
         typical.append(mx.sqrt(mx.mean(mx.square(error_PV), axis=-1)) / mx.std(expected_PV, axis=-1))
         largest = max(largest, _number(mx.max(mx.abs(error_PV))))
         same += _number(mx.sum(mx.argmax(written_PV, axis=-1) == mx.argmax(expected_PV, axis=-1)))
-        answer = mx.array(sample.ids[-sample.compared :])
+        answer = mx.array(ids[-compared:])
         nats += _number(mx.sum(mx.abs(_logps(written_PV, answer) - _logps(expected_PV, answer))))
         squares += _number(mx.sum(mx.square(error_PV)))
     # The median over positions: a token that rounding routes to another expert is no error; a wrong tensor shows
@@ -142,7 +137,7 @@ def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verificatio
     if reference.tolerance is not None and off > reference.tolerance:
         differs = "does not answer like the run's: its logits are off by"
         raise RuntimeError(f"The model written to {folder} {differs} {off:.1%}.")
-    count = sum(sample.compared for sample in reference.tokens)
+    count = sum(compared for _, compared in reference.tokens)
     rms = math.sqrt(squares / sum(logits_PV.size for logits_PV in reference.logits))
     return Verification(largest, nats / count, same / count, rms / reference.effect if reference.effect else None)
 
@@ -159,10 +154,10 @@ def answer_logits(open_: OpenModel, tokens: list[TokenizedSample]) -> Iterator[m
     """Per sample the logits [compared, V], float32, of its compared tokens, computed layer by layer to save memory.
     Their mean is 0: a shift of all logits changes no probability, and where embeddings share a direction, rounding
     shifts them by more than their spread."""
-    longest, most = max(len(sample.ids) for sample in tokens), max(sample.compared for sample in tokens)
+    longest, most = max(len(ids) for ids, _ in tokens), max(compared for _, compared in tokens)
     # Padded on the right, where no earlier token sees it.
-    tokens_BL = mx.array([sample.ids + [0] * (longest - len(sample.ids)) for sample in tokens])
-    first_B1 = mx.array([[len(sample.ids) - 1 - sample.compared] for sample in tokens])
+    tokens_BL = mx.array([ids + [0] * (longest - len(ids)) for ids, _ in tokens])
+    first_B1 = mx.array([[len(ids) - 1 - compared] for ids, compared in tokens])
     position_BP = mx.minimum(first_B1 + mx.arange(most), longest - 1)
     is_selected = False
 
@@ -184,8 +179,8 @@ def answer_logits(open_: OpenModel, tokens: list[TokenizedSample]) -> Iterator[m
     logits: mx.array = model(tokens_BL)  # pyright: ignore
     if not is_selected:
         logits = mx.take_along_axis(logits, position_BP[..., None], axis=1)
-    for logits_PV, sample in zip(logits, tokens, strict=True):
-        answered_PV = logits_PV[: sample.compared].astype(mx.float32)
+    for logits_PV, (_, compared) in zip(logits, tokens, strict=True):
+        answered_PV = logits_PV[:compared].astype(mx.float32)
         yield answered_PV - mx.mean(answered_PV, axis=-1, keepdims=True)
 
 

@@ -366,7 +366,7 @@ def test_a_shift_of_all_logits_is_no_difference(tmp_path: Path) -> None:
 
     logits_BLV = mx.random.normal((2, 8, 32), key=mx.random.key(0))
     shift_BL1, noise_BLV = (mx.random.normal((2, 8, size), key=mx.random.key(1)) for size in (1, 32))
-    tokens = [verify.TokenizedSample([*range(8)], 4)] * 2
+    tokens = [([*range(8)], 4)] * 2
     reference = verify.Reference(
         [], tokens, list(verify.answer_logits(lambda: Fixed(logits_BLV), tokens)), None, tolerance=0.1
     )

@@ -381,15 +381,7 @@ def test_an_unknown_layer_name_is_refused_with_the_names_there_are(models: Path,
     assert sorted(listed.split(", ")) == layers + [f"self_attn.{name}_proj" for name in "koqv"]
 
 
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3", tie=False)
-
-
-def whole_config(folder: Path, **settings: Any) -> Config:
-    return parse(
-        {"model": str(folder), "data": "none", "num_layers": -1, "modules_to_save": ["lm_head", "norm"]} | settings
-    )
+WHOLE = {"modules_to_save": ["lm_head", "norm"]}
 
 
 def arrays_of(model: Any) -> dict[str, np.ndarray]:
@@ -397,14 +389,14 @@ def arrays_of(model: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_whole_modules_learn_beside_adapters_and_the_reference_stays(target_folder: Path, dtype: str) -> None:
-    config = whole_config(target_folder, dtype=dtype, learning_rate=1e-4, beta=0.1)
+def test_whole_modules_learn_beside_adapters_and_the_reference_stays(models: Path, dtype: str) -> None:
+    config = config_of(models, **WHOLE, dtype=dtype, learning_rate=1e-4, beta=0.1)
     policy = load_policy(config)
     whole = {"lm_head.weight", "model.norm.weight"}
     assert {name for name in policy.trainable() if "lora_" not in name} == whole
     assert {policy.trainable()[name].dtype for name in whole} == {mx.float32}  # what is small counts in 16 bits too
     before, reference, masters = arrays_of(policy.model), arrays_of(policy.reference_model), policy.trainable()
-    learner, sampler = build_learner(policy, config, 2), load_policy(whole_config(target_folder)).model
+    learner, sampler = build_learner(policy, config, 2), load_policy(config_of(models, **WHOLE)).model
     for seed in (0, 1):
         learner.learn(pack(sampled_groups(sampler, seed=seed), pad_id=0))
     after = arrays_of(policy.model)
@@ -417,8 +409,8 @@ def test_whole_modules_learn_beside_adapters_and_the_reference_stays(target_fold
     assert mx.array_equal(again.model(PROMPT), policy.model(PROMPT))  # pyright: ignore
 
 
-def test_layers_in_whole_modules_get_no_adapters(target_folder: Path) -> None:
-    config = whole_config(target_folder, modules_to_save=["mlp", "embed_tokens"])
+def test_layers_in_whole_modules_get_no_adapters(models: Path) -> None:
+    config = config_of(models, modules_to_save=["mlp", "embed_tokens"])
     names = set(load_policy(config).trainable())
     assert not any("mlp" in name and "lora_" in name for name in names)
     assert {"model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"} <= names
@@ -434,20 +426,21 @@ def test_layers_in_whole_modules_get_no_adapters(target_folder: Path) -> None:
     ],
     ids=["unknown", "both", "quantised"],
 )
-def test_what_cannot_be_trained_as_a_whole_is_refused(target_folder: Path, settings: dict[str, Any], says: str) -> None:
-    setting, sentence = mistake(load_policy, whole_config(target_folder, **settings))
+def test_what_cannot_be_trained_as_a_whole_is_refused(models: Path, settings: dict[str, Any], says: str) -> None:
+    setting, sentence = mistake(load_policy, config_of(models, **settings))
     assert setting == "modules_to_save" and sentence.startswith(says)
 
 
 def test_a_tied_output_layer_is_named_as_the_embedding(tmp_path: Path) -> None:
-    tied = tiny_model(tmp_path / "tied", "qwen3", tie=True)
+    tiny_model(tmp_path / "qwen3", tie=True)
     with pytest.raises(UserError, match="its output layer is its embedding"):
-        load_policy(whole_config(tied))
-    assert "model.embed_tokens.weight" in load_policy(whole_config(tied, modules_to_save=["embed_tokens"])).trainable()
+        load_policy(config_of(tmp_path, **WHOLE))
+    assert "model.embed_tokens.weight" in load_policy(config_of(tmp_path, modules_to_save=["embed_tokens"])).trainable()
 
 
-def test_whole_modules_are_saved_fused_and_exported(target_folder: Path, tmp_path: Path) -> None:
-    trained = write_run(tmp_path / "run", target_folder, modules_to_save=["lm_head", "norm"], dropout=0.0)
+def test_whole_modules_are_saved_fused_and_exported(models: Path, tmp_path: Path) -> None:
+    base = Path(config_of(models).model)
+    trained = write_run(tmp_path / "run", base, **WHOLE, dropout=0.0)
     run = RunFolder(tmp_path / "run")
     about = json.loads((run.adapters / "adapter_config.json").read_text())
     assert set(about["modules_to_save"]) == {"model.norm", "lm_head"}
@@ -460,4 +453,4 @@ def test_whole_modules_are_saved_fused_and_exported(target_folder: Path, tmp_pat
     saved: Any = mx.load(str(tmp_path / "peft" / "adapter_model.safetensors"))
     assert "base_model.model.lm_head.weight" in saved
     with pytest.raises(ValueError, match="not an adapter parameter"):  # mlx-lm refuses by name what it has no place for
-        load_adapters(mlx_lm.load(str(target_folder))[0], str(run.adapters))
+        load_adapters(mlx_lm.load(str(base))[0], str(run.adapters))
