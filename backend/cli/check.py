@@ -247,7 +247,7 @@ def import_settings(
             sentence = f"{quote(source)} is a folder with an adapter, which has no settings to leave out."
             raise UserError("our_defaults", sentence)
         from backend.export.originals import fetch_original
-        from backend.export.peft_import import import_adapter
+        from backend.export.peft_files import import_adapter
 
         def report(sentence: str, done: float | None = None) -> None:
             tell_error(sentence)

@@ -18,8 +18,7 @@ from backend.data.rows import check_columns
 from backend.export import exports, gguf_file, lm_studio_rules, verify, writer
 from backend.export.exports import Export, ExportFormat, Progress
 from backend.export.originals import OriginalFiles, fetch_original, trained_on_original, write_merged
-from backend.export.peft_export import write_peft_adapter
-from backend.export.peft_import import merged_model, read_peft_adapter
+from backend.export.peft_files import merged_model, read_peft_adapter, write_peft_adapter
 from backend.export.trained_weights import AdapterFiles, TrainedWeights, open_model
 from backend.export.verify import TOLERANCE, AnsweredPrompt, NotFiniteError, OpenModel, Verification
 from backend.models.architectures import is_text_part

@@ -241,7 +241,7 @@ class Follower:
                 with whole_folder(self.run.model) as model:
                     shutil.copytree(draft, model, dirs_exist_ok=True)
                 return True
-            from backend.export.peft_import import import_adapter
+            from backend.export.peft_files import import_adapter
             from backend.models.loading import fetch
 
             name = self.config.model

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.distributed.hosts_file import parse_hosts
-from backend.export.peft_import import import_adapter as carry
+from backend.export.peft_files import import_adapter as carry
 from backend.models import inventory
 from backend.runs.saved_weights import imported_folder
 from backend.serve.questions import QuestionCall

@@ -14,7 +14,7 @@ from safetensors.mlx import save_file
 
 from backend.export.export_run import Export, export_run
 from backend.export.originals import LowRank, RowRun
-from backend.export.peft_import import Origin, PeftAdapter, carried_adapter, import_adapter, read_settings
+from backend.export.peft_files import Origin, PeftAdapter, carried_adapter, import_adapter, read_settings
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.runs.run_folder import RunFolder
 from backend.serve.hub_questions import import_adapter as import_question

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from backend.config.config import parse
-from backend.export.peft_import import import_adapter
+from backend.export.peft_files import import_adapter
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.export.trl_folder import export_trl
 from backend.utils.places import resources

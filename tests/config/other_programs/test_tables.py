@@ -18,8 +18,8 @@ from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
 from backend.config.other_programs.translation import PROGRAMS, TranslatedKey, is_ours, translate
 from backend.config.other_programs.trl import NO_REMOTE_CODE, TRL
 from backend.config.updates import final_rate
-from backend.export.peft_import import OTHER_KINDS as NOT_CARRIED
-from backend.export.peft_import import read_settings
+from backend.export.peft_files import OTHER_KINDS as NOT_CARRIED
+from backend.export.peft_files import read_settings
 from backend.models.architectures import adapter_scale
 from backend.utils.errors import UserError
 from tests.support import other_programs_page as page
