@@ -20,7 +20,7 @@ from backend.rewards.allowed_code import require_allowed
 from backend.rewards.catalogue import scorable
 from backend.utils.documents import written_whole
 from backend.utils.errors import UserError
-from backend.utils.files import TEXT_LIMIT, user_path
+from backend.utils.files import user_path
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
@@ -298,8 +298,8 @@ def generate(
         if chat.source.run is None:
             raise UserError("score", f"{name} is a model and no run, so it has no reward functions for --score.")
         require_allowed(config.model_dump(), allow=allow_code)
-    if prompt == "-" and len(prompt := sys.stdin.read(TEXT_LIMIT + 1)) > TEXT_LIMIT:
-        raise UserError("prompt", f"The prompt from stdin is longer than {TEXT_LIMIT:,} characters.")
+    if prompt == "-":
+        prompt = sys.stdin.read()
     if row is None and not (prompt or "").strip():
         raise UserError("prompt", "The prompt is empty.")
     place = None if row is None else row - 1

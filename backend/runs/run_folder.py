@@ -149,8 +149,6 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
             continue
         except OSError as error:
             raise UserError("runs_dir", f"The runs folder {parent} cannot be written: {error.strerror}.") from None
-        if not os.access(run.path, os.W_OK):
-            raise UserError("runs_dir", f"The runs folder {parent} cannot be written: Permission denied.")
         if run.has_event_log or run.is_locked():
             raise UserError("run_name", f"The run {name} exists already; choose another name, or resume it.")
         restrict_to_user(run.path)  # with `reuse` it may be a folder that was there
