@@ -106,7 +106,7 @@ def write_state(folder: Path, state: TrainingState) -> None:
 
 def lengths_at(run: RunFolder, saved: Checkpoint) -> tuple[int, int]:
     """Bytes of the event log and of the completions that belong to a checkpoint: as it recorded them, or up to the last
-    line of its step where an earlier version recorded none, or where somebody has edited the file since."""
+    line of its step where it recorded none, or where somebody has edited the file since."""
 
     def length(path: Path, recorded: int) -> int:
         with contextlib.suppress(OSError), path.open("rb") as file:

@@ -253,23 +253,26 @@ def test_refused_before_anything_is_uploaded(
     assert not hub.jobs and not any(hub.buckets.values())
 
 
-def test_a_folder_that_the_window_made(hub: HubStandIn, config: Path, trained: tuple[Path, mx.array]):
+@pytest.fixture
+def run(config: Path) -> RunFolder:
+    """A folder that the window made."""
+    made = RunFolder(config.parent / "runs" / "mine")
+    made.path.mkdir(parents=True)
+    made.config.write_text(config.read_text())
+    return made
+
+
+def test_a_folder_that_the_window_made(hub: HubStandIn, run: RunFolder, trained: tuple[Path, mx.array]):
     """And an outage of the log."""
     printing(hub, trained[0])
     hub.faults.append(Fault("GET /api/jobs/.*/logs", 503, 2))
-    run = RunFolder(config.parent / "runs" / "mine")
-    run.path.mkdir(parents=True)
-    run.config.write_text(config.read_text())
     assert call("job", "--run", run.path, "--flavor", "t4-small", "--yes").exit_code == 0
     assert summary(run).state == "finished" and len(events(run, "step")) == 4
     assert sum("its log is tried again" in note["sentence"] for note in events(run, "note")) == 1
     assert "has begun already" in refused("job", "--run", run.path, "--flavor", "t4-small", "--yes")
 
 
-def test_a_stop_before_the_job_starts(hub: HubStandIn, config: Path):
-    run = RunFolder(config.parent / "runs" / "mine")
-    run.path.mkdir(parents=True)
-    run.config.write_text(config.read_text())
+def test_a_stop_before_the_job_starts(hub: HubStandIn, run: RunFolder):
     words = iter(["stop"])  # once: the stand-in answers in several threads
     hub.on_moment = lambda number: [run.say(word) for word in words] if hub.buckets and not hub.jobs else None
     assert call("job", "--run", run.path, "--flavor", "t4-small", "--yes").exit_code == 3

@@ -1,7 +1,6 @@
 """Clones: a warm one goes on as its parent would have, a cold one starts from its weights, and what does not fit is
 refused."""
 
-import json
 import os
 import shutil
 import time
@@ -70,17 +69,6 @@ def test_a_warm_clone_without_changes_continues_as_its_parent_bit_for_bit(parent
     assert load(run.config).temperature == 1.1, "the parent's change before the step is a setting of the clone"
     seqs = [event["seq"] for event in read_events(run.events)]
     assert seqs == list(range(len(seqs)))
-
-
-def test_a_clone_of_a_checkpoint_without_lengths_has_the_lines_up_to_it(parent: RunFolder, tmp_path: Path) -> None:
-    """As an earlier version left it."""
-    old = RunFolder(Path(shutil.copytree(parent.path, tmp_path / "old")))
-    file = old.checkpoints / "000003" / "state.json"
-    state = json.loads(file.read_text())
-    file.write_text(json.dumps({name: value for name, value in state.items() if "_bytes" not in name}))
-    run = continued(clone(old, "3", name="twin", runs_dir=tmp_path))
-    assert numbers(run) == numbers(parent)
-    assert run.completions.read_text() == parent.completions.read_text()
 
 
 def test_a_clone_without_the_optimizer_goes_on_and_notices_damage(parent: RunFolder, tmp_path: Path) -> None:

@@ -1,20 +1,27 @@
-"""Run folders: their names, how they are found and made, the lock that ends with its process, control words."""
+"""Run folders: their names, how they are found and made, the lock that ends with its process; and one that is moved,
+deleted or taken over while it trains: nothing is lost, nobody writes twice."""
 
+import errno
+import fcntl
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backend.config.checks import cross_setting_faults
-from backend.runs.events import EventLog
+from backend.config.config import load
+from backend.runs import checkpoint, guards
+from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import (
     LAUNCH_VARIABLE,
     RunFolder,
@@ -26,12 +33,14 @@ from backend.runs.run_folder import (
     make_run_folder,
 )
 from backend.runs.run_record import disk_use
+from backend.trainer.run_process import train
 from backend.utils import places
 from backend.utils.command import backend_environment
 from backend.utils.disk import gigabytes
 from backend.utils.errors import UserError
 from backend.utils.files import remove_tree, require_plain_files
 from backend.utils.text import quote
+from tests.support import small_run
 
 TRIES = """
 import sys
@@ -190,3 +199,60 @@ def test_folders_of_any_depth_are_counted_walked_and_deleted(tmp_path: Path) -> 
     require_plain_files(run.path)
     remove_tree(run.path)
     assert not run.path.exists()
+
+
+@pytest.fixture(autouse=True)
+def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "LOOK_EVERY_S", 0.0)
+
+
+def trained(models: Path, run: RunFolder, at_step_2: Callable[[], Any], **changes: Any) -> Any:
+    """The ending of a run during whose second step something happens."""
+
+    def echo(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 2:
+            at_step_2()
+
+    raw = small_run.settings_for(models, **small_run.low_half(models) | {"iters": 3, "learning_rate": 1e-3} | changes)
+    return small_run.train_here(raw, run, echo)
+
+
+@pytest.mark.parametrize("save_every", [2, 100], ids=["while it is saved", "between two saves"])
+def test_a_moved_folder_is_saved_where_it_is(models: Path, run: RunFolder, tmp_path: Path, save_every: int) -> None:
+    there = RunFolder(tmp_path / "elsewhere" / "renamed")
+    there.path.parent.mkdir()
+    ending = trained(models, run, lambda: run.path.rename(there.path), save_every=save_every)
+    assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, 2)
+    assert f"because its folder was moved to {there.path}; everything is saved there." in ending.sentence
+    assert not run.path.exists()
+    saved = checkpoint.newest(there)
+    assert saved is not None and saved.state.step == 2 and (there.adapters / "adapters.safetensors").exists()
+    assert list(read_events(there.events))[-1]["kind"] == "stopped" and not there.is_locked()
+    assert train(load(there.config), there, command="resume").kind == "finished"
+    assert small_run.steps(there) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_folder_that_is_deleted_or_emptied_ends_the_run(models: Path, run: RunFolder, emptied: bool) -> None:
+    def delete() -> None:
+        for path in run.path.iterdir() if emptied else [run.path]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    ending = trained(models, run, delete, save_every=1)
+    assert (ending.kind, ending.exit_code) == ("failed", 2)
+    why = "was deleted while it trained, or its disk is gone, so step 2 could not be saved."
+    assert ending.sentence == f"run: The folder of the run mine {why}"
+    assert run.path.exists() == emptied, "it does not come back"
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_refused(run: RunFolder, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    run.path.mkdir(parents=True)
+
+    def none(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(UserError, match=r"runs_dir: The run folder .* is on a file system without locks"):
+        hold_lock(run)
+    assert not run.is_locked()
