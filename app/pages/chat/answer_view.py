@@ -177,8 +177,7 @@ class Transcript(QScrollArea):
         configure(self, accessibleName="Conversation", widgetResizable=True, frameShape=QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._turns = column(spacing=2 * theme.SPACE)
-        turns = column(self._turns, None, margins=(0, 0, theme.SPACE, 0))
-        self.setWidget(holder(turns, objectName="page"))
+        self.setWidget(holder(column(self._turns, None, margins=(0, 0, theme.SPACE, 0)), objectName="page"))
         self._follows = True
         bar = self.verticalScrollBar()
         bar.rangeChanged.connect(lambda: self._follows and bar.setValue(bar.maximum()))

@@ -186,8 +186,7 @@ class ReadingPane(CompletionPane):
         self.explanation = label(font=theme.caption_font(), role="caption", wrap=True, visible=False)
         self.setting = LinkButton("Go to the setting", visible=False)
         self.hint = label(font=theme.caption_font(), role="caption", wrap=True)
-        bar = row(*self.folds.values(), None, self.legend, self.measure, spacing=2 * theme.SPACE)
-        self.body.insertLayout(2, bar)
+        self.body.insertLayout(2, row(*self.folds.values(), None, self.legend, self.measure, spacing=2 * theme.SPACE))
         self.body.insertLayout(3, row((self.explanation, 1), self.setting, spacing=2 * theme.SPACE))
         self.body.addWidget(self.hint)
 

@@ -191,8 +191,7 @@ class EvaluatePage(QWidget):
                     ignored = {"on_refused": lambda _faults: None, "owner": self}
                     self.session.service.ask("preview", on_answer, settings=settings, fetch=False, **ignored)
             steps = {str(step): f"Step {step:,}" for step in checkpoint_steps(run.folder)}
-            chosen = self.form.checkpoint.currentData()
-            self.form.checkpoint.fill({"end": "End", "best": "Best", **steps}, chosen)
+            self.form.checkpoint.fill({"end": "End", "best": "Best", **steps}, self.form.checkpoint.currentData())
         self._show_running()
 
     def start(self, data: str = "") -> None:

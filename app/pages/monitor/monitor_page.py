@@ -199,8 +199,7 @@ class MonitorPage(QWidget):
             self.header.show_time(self._run.elapsed_s, None if self._run.silence else self._run.eta_s)
 
     def _fit_height(self, run: Run) -> None:
-        has_room = self.height() >= theme.scaled(ROOM_FOR_RANKS)
-        ranks = ranks_of(run.data) if has_room else []
+        ranks = ranks_of(run.data) if self.height() >= theme.scaled(ROOM_FOR_RANKS) else []
         set_shown(self.ranks_card, bool(ranks))
         if ranks != self.rank_model.rows:
             self.rank_model.set_rows(ranks)
@@ -453,5 +452,4 @@ class RunCharts(ChartGrid):
         if reason and not any((trace.y > 0).any() for trace in shown):
             return ChartContent((), reason, marks, "Set Updates per rollout to 2 in the form")
         is_live = run.is_live or run.state == "queued"
-        waiting = charts.placeholder(chart, run.config, is_live=is_live, steps=run.step)
-        return ChartContent(shown, waiting, marks)
+        return ChartContent(shown, charts.placeholder(chart, run.config, is_live=is_live, steps=run.step), marks)

@@ -230,8 +230,7 @@ class CompletionSource(QFrame):
         self.how = ComboBox(name="Which rows", length=12, items=ROW_CHOICES, currentIndexChanged=show_rows)
         sample_tip = "Sample completions from the chosen model (Ctrl+D)"
         self.sample = button("Sample", self._request_sample, primary=True, tip=sample_tip)
-        lines = (self.rows, self.numbers, self.group_size)
-        connect(self._request_sample, *(line.returnPressed for line in lines))
+        connect(self._request_sample, *(each.returnPressed for each in (self.rows, self.numbers, self.group_size)))
         times, completions = label("×", role="muted"), label("completions", role="muted")
         of_model = row(self.how, self.rows, self.numbers, times, self.group_size, completions, self.sample, None)
 
@@ -290,8 +289,7 @@ class CompletionSource(QFrame):
 
     def _load_run(self) -> None:
         if self.runs.currentData():
-            step = int(self.step.text()) if self.step.text() else None
-            self._bench.load_run(Path(self.runs.currentData()), step)
+            self._bench.load_run(Path(self.runs.currentData()), int(self.step.text()) if self.step.text() else None)
 
     def read_completions(self) -> None:
         if (chosen := open_file(self, "completions", "Open completions", "Completions (*.jsonl)")) is not None:

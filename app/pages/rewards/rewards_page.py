@@ -335,8 +335,7 @@ class JudgePanel(QFrame):
         self.cancel = button("Cancel", check.cancel, shown=False)
         self.kept = label(role="muted", wrap=True)
         self.label_table = BaseTable(model=self.labels, name="Your labels", single=True)
-        tip = f"Remove the selected label ({REMOVE_KEYS})"
-        self.drop = button("Remove", self._drop, tip=tip)
+        self.drop = button("Remove", self._drop, tip=f"Remove the selected label ({REMOVE_KEYS})")
         top = Qt.AlignmentFlag.AlignTop
         verdict = row((self.dot, 0, top), (self.verdict, 1))
         checking = row(self.start, (self.about, 1), (self.bar, 1), self.cancel)

@@ -116,8 +116,7 @@ class FreeSpaceDialog(Dialog):
             wrap=True,
         )
         buttons = row(None, button("Close", self.close), self.start)
-        parts = (intro, (self.list, 1), self.outcome, buttons)
-        column(*parts, into=self, spacing=12, margins=2 * theme.SPACE)
+        column(intro, (self.list, 1), self.outcome, buttons, into=self, spacing=12, margins=2 * theme.SPACE)
         self._show_sum()
 
     def chosen(self) -> list[FreeableSpace]:

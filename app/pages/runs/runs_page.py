@@ -106,10 +106,7 @@ class RunsPage(QWidget):
         self.details_button.toggled.connect(partial(setattr, session.prefs, "run_details_shown"))
         self.buttons = {key: button(by_key[key].one, partial(self.do, key), primary=key == "open") for key in BUTTONS}
         more = self.more_button = button("More…", tip="All actions for the selected runs")
-
-        below = QPoint(0, 1)
-        more.clicked.connect(lambda: self.menu().popup(more.mapToGlobal(more.rect().bottomLeft() + below)))
-
+        more.clicked.connect(lambda: self.menu().popup(more.mapToGlobal(QPoint(0, more.height()))))
         checks = (self.favourites, self.archived, self.columns_button, self.details_button)
         head = row(label("Runs", theme.title_font()), 2 * theme.SPACE, (self.search, 1), *checks)
         *first, trash = self.buttons.values()

@@ -365,8 +365,7 @@ class Chip(QFrame):
         self._setting = setting
         self.text = LinkButton("", role="chip")
         self.remove = IconButton("close", name=f"Reset {setting.label}", role="chip")
-        default = value_label(setting, setting.default)
-        self.remove.setToolTip(plain_tip(f"Reset to the default: {default}"))
+        self.remove.setToolTip(plain_tip(f"Reset to the default: {value_label(setting, setting.default)}"))
         self.remove.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         row(self.text, self.remove, into=self, spacing=0, margins=(theme.SPACE, 0, 2, 0))
 

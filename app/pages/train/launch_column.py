@@ -302,8 +302,7 @@ class TranslatedFileBanner(QFrame):
         self.show_button = LinkButton("Show them", on_click=self._toggle_list, name=show_name)
         self.close_button = LinkButton("Close", on_click=self._close, name="Close the note on the settings of the file")
         links = row(self.show_button, None, self.close_button)
-        parts = (self.sentence, self.translated, (self.defaults_button, 0, LEFT), links)
-        column(*parts, into=self, margins=MARGINS)
+        column(self.sentence, self.translated, (self.defaults_button, 0, LEFT), links, into=self, margins=MARGINS)
         self.hide()
 
     def show_words(self) -> None:

@@ -1,16 +1,16 @@
 """The Machines card of the Train page: the settings of a run on several machines, their list, and its check."""
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from typing import Any
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractItemView, QWidget
 
 from app import theme
 from app.pages.train.form import FieldGrid, SettingsCard
+from app.state.machines import Machines
 from app.state.memory import amount
 from app.state.messages import problems_to
 from app.state.session import Session
@@ -22,8 +22,8 @@ from app.widgets.basic.number_format import DASH
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from backend.config.config import SETTINGS
 from backend.config.setting import MACHINES
-from backend.distributed.hosts_file import HERE, Host
-from backend.distributed.machine_check import CheckedMachine, Level, MachineFacts
+from backend.distributed.hosts_file import HERE
+from backend.distributed.machine_check import Level, MachineFacts
 from backend.utils.files import user_path
 
 FIELDS = tuple(key for key, setting in SETTINGS.items() if setting.group == MACHINES)
@@ -35,19 +35,6 @@ LEVELS: dict[Level, tuple[str, str]] = {
     "info": ("Note", "muted"),
 }
 """Level of a finding → its word and the role of its label."""
-
-
-@dataclass(frozen=True, slots=True)
-class MachineRow:
-    rank: int
-    host: Host
-    is_here: bool
-    checked: CheckedMachine | None = None
-    stage: str = ""
-
-    @property
-    def facts(self) -> MachineFacts | None:
-        return self.checked.facts if self.checked is not None else None
 
 
 def free_memory(facts: MachineFacts) -> str:
@@ -67,46 +54,58 @@ class MachineModel(RowsModel):
         Column("Disk free", 78, True, "Where models are kept"),
         Column("Model", 52, tip="The form's model is there"),
     )
-    edited = Signal(int, int, str)  # rank, column, text
+    rows: list[int]  # the ranks
 
-    def show_rows(self, rows: Sequence[MachineRow]) -> None:
-        if len(rows) != len(self.rows):
-            self.set_rows(rows)
-        elif rows != self.rows:  # an open editor stays open
-            self.rows = list(rows)
-            self.repaint()
+    def __init__(self, machines: Machines, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._machines = machines
+
+    def refresh(self) -> None:
+        ranks = range(len(self._machines.hosts))
+        self.repaint() if len(ranks) == len(self.rows) else self.set_rows(ranks)  # an open editor stays open
+
+    def _facts(self, rank: int) -> MachineFacts | None:
+        checked = self._machines.machine(rank)
+        return checked.facts if checked is not None else None
 
     def is_editable(self, row: int, column: int) -> bool:
         return column == ADDRESS or (column == NAME and row > 0)
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
-        self.edited.emit(index.row(), index.column(), str(value))
+        text = str(value)
+        if index.column() == NAME:
+            self._machines.change(index.row(), ssh=text.strip())
+        else:
+            self._machines.change(index.row(), ips=tuple(text.replace(",", " ").split()))
         return True
 
-    def text(self, row: MachineRow, column: int) -> str:
-        name = f"{row.host.ssh} (here)" if row.is_here else row.host.ssh or "name it"
-        state = row.stage or DASH
-        if not row.stage and row.checked is not None:
-            state = "Not reached" if row.facts is None else "Answered"
-        cells = [str(row.rank), "This machine" if row.host.ssh in HERE else name, ", ".join(row.host.ips), state]
-        if (facts := row.facts) is not None:
+    def text(self, row: int, column: int) -> str:
+        machines, host, facts = self._machines, self._machines.hosts[row], self._facts(row)
+        name = f"{host.ssh} (here)" if machines.listed.is_here(row) else host.ssh or "name it"
+        result = DASH if machines.machine(row) is None else "Answered" if facts is not None else "Not reached"
+        state = machines.stages.get(row) or result
+        cells = [str(row), "This machine" if host.ssh in HERE else name, ", ".join(host.ips), state]
+        if facts is not None:
             disk = "" if facts.disk_free is None else amount(facts.disk_free)
             cells += [facts.chip, free_memory(facts), disk, "Yes" if facts.model else "No"]
         return (cells[column] or DASH) if column < len(cells) else ""
 
-    def extra(self, row: MachineRow, index: Index, role: int) -> Any:
+    def extra(self, row: int, index: Index, role: int) -> Any:
+        host = self._machines.hosts[row]
         if role == Qt.ItemDataRole.EditRole:
-            return row.host.ssh if index.column() == NAME else ", ".join(row.host.ips)
+            return host.ssh if index.column() == NAME else ", ".join(host.ips)
         return None
 
-    def colour(self, row: MachineRow, column: int) -> str:
-        if column == STATE and row.checked is not None and not row.stage:
-            return "bad" if row.facts is None else "good"
-        return "placeholder" if column == NAME and not row.host.ssh else "text"
+    def colour(self, row: int, column: int) -> str:
+        machines = self._machines
+        if column == STATE and machines.machine(row) is not None and row not in machines.stages:
+            return "bad" if self._facts(row) is None else "good"
+        return "placeholder" if column == NAME and not machines.hosts[row].ssh else "text"
 
-    def tip(self, row: MachineRow, column: int) -> str:
-        if (facts := row.facts) is None:
-            return plain_tip(row.checked.problem if row.checked is not None else "")
+    def tip(self, row: int, column: int) -> str:
+        if (facts := self._facts(row)) is None:
+            checked = self._machines.machine(row)
+            return plain_tip(checked.problem if checked is not None else "")
         lines = (
             *(facts.machine, facts.system, facts.chip),
             f"Memory: {free_memory(facts)}; a run may use {amount(facts.memory_usable)}",
@@ -120,10 +119,9 @@ class MachinesCard(SettingsCard):
         super().__init__("Machines", parent)
         machines = self._machines = session.machines
         # The card's title is the heading of their group.
-        settings = [replace(SETTINGS[key], group="") for key in FIELDS]
-        self.grid = FieldGrid(settings, self)
+        self.grid = FieldGrid([replace(SETTINGS[key], group="") for key in FIELDS], self)
         self.summary = label(wrap=True, role="muted")
-        self.model = MachineModel(self)
+        self.model = MachineModel(machines, self)
         triggers = QAbstractItemView.EditTrigger
         edits = triggers.DoubleClicked | triggers.EditKeyPressed | triggers.AnyKeyPressed
         self.table = BaseTable(model=self.model, name="Machines", single=True, resizable=True, editTriggers=edits)
@@ -157,7 +155,6 @@ class MachinesCard(SettingsCard):
         self.tab_stops: list[QWidget] = [self.table, *buttons, self.copy_command]
         for part in (self.grid, self.summary, self._details):
             self.parts.addWidget(part)
-        self.model.edited.connect(self._change)
         machines.changed.connect(self._show)
         self._show()
 
@@ -166,11 +163,7 @@ class MachinesCard(SettingsCard):
         hosts, is_checking, command = machines.hosts, machines.is_checking, shlex.join(machines.command())
         self.summary.setText(machines.problem or machines.summary())
         set_style_property(self.summary, "role", "problem" if machines.problem else "muted")
-        rows, listed = [], machines.listed
-        for rank, host in enumerate(hosts):
-            stage = machines.stages.get(rank, "")
-            rows.append(MachineRow(rank, host, listed.is_here(rank), machines.machine(rank), stage))
-        self.model.show_rows(rows)
+        self.model.refresh()
         self.table.fit_rows(MOST_ROWS, self.table.horizontalScrollBar().sizeHint().height() + 4)
         can_check = not machines.problem and all(host.ssh for host in hosts)
         for widget, shown, enabled in (
@@ -193,12 +186,6 @@ class MachinesCard(SettingsCard):
             self._findings.addWidget(label("These machines can train together.", wrap=True))
         self.copy_command.content = command
         configure(self._command_line, text=machines.short_command(), toolTip=f"<p>{escape(command)}</p>")
-
-    def _change(self, rank: int, column: int, text: str) -> None:
-        if column == NAME:
-            self._machines.change(rank, ssh=text.strip())
-        else:
-            self._machines.change(rank, ips=tuple(text.replace(",", " ").split()))
 
     def _add(self) -> None:
         self._machines.add()

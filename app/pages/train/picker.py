@@ -118,10 +118,6 @@ def size_text(size: object) -> str:
     return file_size(size) if size else DASH
 
 
-def is_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith(("/", "~", "."))
-
-
 def is_selectable(row: PickerRow) -> bool:
     return isinstance(row, PickerEntry) or row.role == "offer"
 
@@ -493,7 +489,8 @@ class Picking(QObject):
 
     def _show_facts(self, field: PathField, name: str, facts: dict[str, Any] | None) -> None:
         is_base, now = field.setting.key == "model", str(self.session.draft.value(field.setting.key) or "").strip()
-        if now != name or (facts is None and not is_hub_id(name)):
+        may_be_on_hub = name.count("/") == 1 and not name.startswith(("/", "~", "."))
+        if now != name or (facts is None and not may_be_on_hub):
             return
         if is_base:
             self.session.draft.refuse_model(name, facts["refusal"] if facts else "")

@@ -305,8 +305,7 @@ class RewardPanel(QWidget):
             self._bench.cancel()
         else:
             self._seed += 1
-            size = int(self._draft.valid_values()["group_size"])
-            self._bench.sample("random", TRIED_ROWS, [], size, self._seed)
+            self._bench.sample("random", TRIED_ROWS, [], int(self._draft.valid_values()["group_size"]), self._seed)
 
     def _show_bench(self, _activity: str = "") -> None:
         bench = self._bench
