@@ -10,7 +10,6 @@ from PySide6.QtGui import QGuiApplication, QKeyEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel, QLineEdit
 
-from app import theme
 from app.pages.rewards import reward_file
 from app.pages.rewards.bench import row_numbers
 from app.pages.rewards.reward_file import CodeEditor
@@ -190,23 +189,6 @@ def test_what_keeps_rewards_from_scoring_is_told_where_they_are_tried(qtbot, pag
     page.draft.set("model", "other")
     panel.show_rewards()
     assert panel.result.text() == "", "these are the completions of another model"
-
-
-def test_no_score_is_cut(qtbot, page: RewardsPage, tmp_path, user_file):
-    user_file.write_text(MINE.replace("/ 10", "/ -17"))
-    page.panel.open()
-    load_rows(qtbot, page, tmp_path)
-    table, (column, *_) = (
-        page.results.table,
-        [at for at, each in enumerate(page.results.completions.columns) if each.kind == "score"],
-    )
-    texts = [page.results.completions.index(row, column).data() for row in range(5)]
-    assert texts == ["", "−0.0588", "−0.118", "−0.176", "−0.235"]
-    needed = max(map(table.fontMetrics().horizontalAdvance, texts)) + 2 * theme.CELL_PADDING
-    assert needed <= table.columnWidth(column) < needed + 20
-    edit(page, "/ -17", "/ 2")
-    qtbot.waitUntil(lambda: page.results.completions.index(1, column).data() == "0.500")
-    assert table.columnWidth(column) == theme.scaled(54), "five of them fit into a window of 1280 pixels"
 
 
 def test_row_numbers_are_parsed() -> None:
