@@ -656,7 +656,7 @@ def test_functions_are_listed_by_name_and_once_allowed_all_tools_as_the_model_re
     (tmp_path / "tools.py").write_text(TOOLS)
     (tmp_path / "game.py").write_text(GAME)
     draft.update({"tools_file": str(tmp_path / "tools.py"), "environment": f"{tmp_path / 'game.py'}::Game"})
-    page.tools.refresh()
+    field.refresh()
     assert table_texts(field.model) == [["None", name, "", "", "tools.py"] for name in ("add", "say")]
     assert not service.asked and field.schema.isHidden() and field.status.text() == FROM_SOURCE
     toggle_tick(field.model, field.model.index(0, 0))
@@ -685,7 +685,7 @@ def test_functions_are_listed_by_name_and_once_allowed_all_tools_as_the_model_re
     draft.set("tools", ["sing"])
     assert table_texts(field.model)[-1][2] == "The tools file has no function of this name."
     (tmp_path / "tools.py").write_text("def add(:")
-    page.tools.refresh()
+    field.refresh()
     assert field.status.text() == "tools.py has a syntax error on line 1: invalid syntax."
     (tmp_path / "tools.py").write_text(TOOLS)
     monkeypatch.setattr(fields, "open_file", lambda *_: tmp_path / "game.py")

@@ -7,6 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QWidget
 
 from app import theme
+from app.state.messages import problems_to
 from app.state.run import Run
 from app.state.run_files import STEERED_STATES
 from app.widgets.basic.controls import LinkButton
@@ -151,9 +152,7 @@ class SteeringPanel(QDialog):
 
     def _send(self, settings: dict[str, Any]) -> None:
         self._show_answer(ASKED)
-        self._asked_after = max((note.get("seq", -1) for note in self.run.data.notes), default=-1)
-        try:
+        self._asked_after = None
+        with problems_to(partial(self._show_answer, is_refusal=True)):
             self.run.change(settings)
-        except UserError as error:
-            self._asked_after = None
-            self._show_answer(" ".join(fault.sentence for fault in error.faults), is_refusal=True)
+            self._asked_after = max((note.get("seq", -1) for note in self.run.data.notes), default=-1)

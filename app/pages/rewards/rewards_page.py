@@ -22,6 +22,7 @@ from app.widgets.basic.number_format import DASH, counted, figure, short_duratio
 from app.widgets.basic.tables import BaseTable, Column, RowsModel, TextsModel
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import one_line
+from app.widgets.form.value_text import float_value
 from backend.runs.run_folder import all_runs
 
 NARROW = 900
@@ -252,11 +253,8 @@ class RewardsPage(QWidget):
         set_shown(self.label_line, bool(names))
 
     def _keep_label(self) -> None:
-        try:
-            score = float(self.score.text().replace(",", "."))
-        except ValueError:
-            score = -1.0
-        if not 0 <= score <= 1:
+        score = float_value(self.score.text().replace(",", "."))
+        if isinstance(score, str) or not 0 <= score <= 1:
             self.check.refused.emit("Your score must be a number from 0 to 1.")
             return
         line = self.results.table.current_line

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -254,10 +255,8 @@ class CloneDialog(VerbDialog):
         if not self.step.count():
             self._problem = f"The run {self.run.name} has no checkpoint to start from."
         else:
-            try:
+            with problems_to(partial(setattr, self, "_problem")):
                 now = run_config(self.run, self.step.currentData()).model_dump()
-            except UserError as error:
-                self._problem = error.faults[0].sentence
         self.name.setPlaceholderText(f"{self.run.name}-from-{self.step.currentData()}")
         self.settings.setEnabled(not self._problem)
         self.settings.set_now(now)  # which leads to `_show_ready`

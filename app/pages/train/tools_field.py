@@ -5,18 +5,22 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QColor, QFont, QShowEvent
 from PySide6.QtWidgets import QWidget
 
 from app import theme
+from app.state.processes import Service
+from app.state.session import Session
 from app.widgets.basic.controls import LinkButton, ProseEdit
 from app.widgets.basic.labels import button, label, show_text
-from app.widgets.basic.layout import column, holder, row, set_shown, set_style_property
+from app.widgets.basic.layout import column, configure, holder, row, set_shown, set_style_property
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from app.widgets.form.fields import Field
 from app.widgets.reward_delegates import TickDelegate
-from backend.tools.catalogue import ListedTool
+from backend.tools.catalogue import ListedTool, listed_tools
+from backend.tools.host import ToolSchemas
+from backend.utils.errors import UserError
 
 USE, TOOL, DOES, PARAMETERS, ORIGIN = range(5)
 MOST_ROWS, JSON_LINES = 8, 12
@@ -24,6 +28,9 @@ NOTHING = "None. Choose a file of functions, an environment, or MCP servers."
 FROM_SOURCE = "Read from the tools file without running it. Tools of environments and servers appear once loaded."
 EXACT = "These are the schemas that the model reads."
 NOT_FOUND = "The tools file has no function of this name."
+SOURCES = ("tools_file", "environment", "mcp_servers")
+ASKED = (*SOURCES, "tools", "environment_column", "tool_timeout", "reward_isolation", "reward_network")
+ASK_MS = 300
 
 
 class ToolModel(RowsModel):
@@ -83,12 +90,14 @@ class ToolsField(Field):
 
     wide = True
     control: ToolTable
-    load_requested = Signal()
-    shown = Signal()
+    _session: Session | None = None
 
     def build(self) -> QWidget:
         self._chosen: list[str] | Any = []
         self._listed: Sequence[ListedTool] = ()
+        self._asked: dict[str, Any] = {}
+        self._exact: ToolSchemas | None = None
+        self._refusal = ""
         self.model = ToolModel(self)
         self.control = ToolTable(self.model, self)
         self.model.toggled.connect(self._toggle)
@@ -100,48 +109,94 @@ class ToolsField(Field):
         self.status = label(font=theme.caption_font(), wrap=True)
         self.show_json = LinkButton("Show JSON", self, on_click=self._turn_json, font=theme.caption_font())
         tip = "Loads the files and servers, if you allow that, and shows the schemas that the chat template gets"
-        self.load = button("Show what the model reads", self.load_requested.emit, tip=tip)
+        self.load = button("Show what the model reads", self._load, tip=tip)
         self.tab_stops += [self.show_json, self.load]
         foot = row((self.status, 1), self.show_json, self.load, spacing=2 * theme.SPACE)
         return holder(column(self.control, self.schema, self.json, foot, spacing=6))
 
+    def follow(self, session: Session) -> None:
+        """List the tools of this session's form."""
+        self._session = session
+        timer = configure(QTimer(self, singleShot=True, interval=ASK_MS), timeout=self.refresh)
+        session.draft.changed.connect(lambda key: (not key or key in ASKED) and timer.start())
+        self.refresh()
+
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self.shown.emit()
+        self.refresh()
 
     def value(self) -> Any:
         return self._chosen
 
     def set_control_value(self, raw: Any) -> None:
         self._chosen = raw
-        self.show_tools(self._listed)
+        self._show_tools()
 
-    def show_tools(
-        self, listed: Sequence[ListedTool], status: str = "", problem: str = "", *, loads: bool = False
-    ) -> None:
-        """Show tools; `status`: where from; `problem`: why not; `loads`: the model's own schemas can be loaded."""
-        self._listed, chosen = listed, self._chosen if isinstance(self._chosen, list) else []
-        known, place = {tool.name for tool in listed}, max(0, self.control.currentIndex().row())
+    def refresh(self) -> None:
+        if self._session is None:
+            return
+        settings = {key: self._session.draft.value(key) for key in ASKED}
+        if settings != self._asked:
+            self._asked, self._exact, self._refusal = {}, None, ""
+        try:
+            self._listed, problem = listed_tools(settings, self._exact), ""
+        except UserError as error:
+            self._listed, problem = [], error.faults[0].sentence
+        self._show_tools()
+        can_load = any(settings[key] for key in SOURCES) and not problem
+        if can_load and not self._asked and self.isVisible() and not self._session.consent.is_missing(settings):
+            self._ask(self._session.service, settings)
+        is_exact = self._exact is not None
+        is_loading = bool(self._asked) and not is_exact and not self._refusal
+        status = EXACT if is_exact else "Loading…" if is_loading else FROM_SOURCE if can_load else NOTHING
+        problem = problem or self._refusal
+        set_style_property(self.status, "role", "problem" if problem else "muted")
+        show_text(self.status, problem or status)
+        set_shown(self.load, can_load and not is_exact and not is_loading)
+
+    def _load(self) -> None:
+        assert self._session is not None
+        settings = {key: self._session.draft.value(key) for key in ASKED}
+        if self._session.consent.obtain(settings):
+            self._ask(self._session.service, settings)
+            self.refresh()
+
+    def _ask(self, service: Service, settings: dict[str, Any]) -> None:
+        self._asked = settings
+
+        def answered(exact: ToolSchemas | None, problem: str) -> None:
+            if settings == self._asked:  # else they have changed since
+                self._exact, self._refusal = exact, problem
+                self.refresh()
+
+        service.ask(
+            "tools",
+            lambda answer: answered(ToolSchemas(**answer), ""),
+            on_refused=lambda faults: answered(None, " ".join(fault.sentence for fault in faults)),
+            owner=self,
+            settings=settings,
+        )
+
+    def _show_tools(self) -> None:
+        chosen = self._chosen if isinstance(self._chosen, list) else []
+        known, place = {tool.name for tool in self._listed}, max(0, self.control.currentIndex().row())
         schemas = ({"name": name, "description": NOT_FOUND} for name in chosen if name not in known)
         missing = [ListedTool(schema, "", is_optional=True) for schema in schemas]
         self.model.chosen = chosen
-        self.model.set_rows([*listed, *missing])
+        self.model.set_rows([*self._listed, *missing])
         rows = self.model.rowCount()
         self.control.fit_rows(MOST_ROWS)
         set_shown(self.control, rows > 0)
         if rows:
             self.control.selectRow(min(place, rows - 1))
         self._show_schema()
-        set_style_property(self.status, "role", "problem" if problem else "muted")
-        show_text(self.status, problem or status or NOTHING)
-        set_shown(self.load, loads)
 
     def _toggle(self, name: str) -> None:
         names = [tool.name for tool in self._listed if tool.is_optional]
         used = [each for each in names if (each in (self._chosen or names)) != (each == name)]
         if used:  # the last one stays: without a choice all are used
             self._chosen = [] if used == names else used
-            self.show_tools(self._listed)
+            self._show_tools()
             self.emit_edited()
 
     def _turn_json(self) -> None:

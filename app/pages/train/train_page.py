@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QObject, Qt, QTimer
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
@@ -17,7 +17,7 @@ from app.pages.train.launch_column import DEMO, MARGINS, FileProblemsPanel, Laun
 from app.pages.train.machines import MachinesCard
 from app.pages.train.picker import Picking, size_text
 from app.pages.train.reward_panel import RewardPanel
-from app.pages.train.tools_field import EXACT, FROM_SOURCE, ToolsField
+from app.pages.train.tools_field import ToolsField
 from app.state.dataset import Dataset
 from app.state.draft import is_equivalent
 from app.state.guide import place_of
@@ -33,8 +33,6 @@ from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, sections
 from backend.config.notes import unusual
 from backend.config.setting import Setting, documented_part
-from backend.tools.catalogue import listed_tools
-from backend.tools.host import ToolSchemas
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import is_dataset_cached
 
@@ -47,9 +45,6 @@ SETTLE_MS = 150
 ROOMY = 1000
 WAIT_MS = 400
 """Time that the dataset line is visible before it asks for the dataset: not while the window is still opening."""
-SOURCES = ("tools_file", "environment", "mcp_servers")
-ASKED = (*SOURCES, "tools", "environment_column", "tool_timeout", "reward_isolation", "reward_network")
-ASK_MS = 300
 
 
 class TrainPage(QWidget):
@@ -141,7 +136,7 @@ class TrainPage(QWidget):
             self._build_timer.stop()
             tools = self.form.fields["tools"]
             assert isinstance(tools, ToolsField)
-            self.tools = ToolsPart(self.session, tools)
+            tools.follow(self.session)
             self._show_values()
             self._rest_timer.start(0)
 
@@ -328,56 +323,3 @@ class DatasetLine(ElidedLink):
         super().hideEvent(event)
         self._delay.stop()
         self._dataset.unwatch(self)
-
-
-class ToolsPart(QObject):
-    def __init__(self, session: Session, field: ToolsField) -> None:
-        super().__init__(field)
-        self._session, self._field = session, field
-        self._asked: dict[str, Any] = {}
-        self._exact: ToolSchemas | None = None
-        self._problem = ""
-        self._timer = configure(QTimer(self, singleShot=True, interval=ASK_MS), timeout=self.refresh)
-        session.draft.changed.connect(lambda key: (not key or key in ASKED) and self._timer.start())
-        field.shown.connect(self.refresh)
-        field.load_requested.connect(self.load)
-        self.refresh()
-
-    def refresh(self) -> None:
-        settings = {key: self._session.draft.value(key) for key in ASKED}
-        if settings != self._asked:
-            self._asked, self._exact, self._problem = {}, None, ""
-        try:
-            listed, problem = listed_tools(settings, self._exact), ""
-        except UserError as error:
-            listed, problem = [], error.faults[0].sentence
-        can_load = any(settings[key] for key in SOURCES) and not problem
-        is_allowed = can_load and self._field.isVisible() and not self._session.consent.is_missing(settings)
-        if is_allowed and not self._asked:
-            self._ask(settings)
-        is_loading = bool(self._asked) and self._exact is None and not self._problem
-        status = EXACT if self._exact is not None else "Loading…" if is_loading else FROM_SOURCE if can_load else ""
-        loads = can_load and self._exact is None and not is_loading
-        self._field.show_tools(listed, status, problem or self._problem, loads=loads)
-
-    def load(self) -> None:
-        settings = {key: self._session.draft.value(key) for key in ASKED}
-        if self._session.consent.obtain(settings):
-            self._ask(settings)
-            self.refresh()
-
-    def _ask(self, settings: dict[str, Any]) -> None:
-        self._asked = settings
-
-        def answered(exact: ToolSchemas | None, problem: str) -> None:
-            if settings == self._asked:  # else they have changed since
-                self._exact, self._problem = exact, problem
-                self.refresh()
-
-        self._session.service.ask(
-            "tools",
-            lambda answer: answered(ToolSchemas(**answer), ""),
-            on_refused=lambda faults: answered(None, " ".join(fault.sentence for fault in faults)),
-            owner=self._field,
-            settings=settings,
-        )
