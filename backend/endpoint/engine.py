@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
@@ -68,16 +69,16 @@ class Engine:
         self._submitted: list[Job] = []
         self._is_stopped = False
         self._lanes: dict[tuple[str, Sampling], Lane] = {}
-        self._singles: list[Single] = []
-        self._sequences: dict[str, CachedSequence] = {}  # of ended answers, for prompts that go on
+        self._singles: list[Iterator[None]] = []
+        self._sequences: dict[str, CachedSequence] = {}  # that no answer uses, for prompts that go on
         self._refreshed: list[ServedModel] = []
         self._prefixes = PrefixCache(machine_bytes(mx.get_active_memory()) // 16)
 
     @property
     def running(self) -> int:
         """Answers that are computed or wait."""
-        works = [*self._lanes.values(), *self._singles]
-        return len(self._submitted) + sum(len(work.open_jobs()) for work in works)
+        batched = sum(len(lane.open_jobs()) for lane in [*self._lanes.values()])
+        return len(self._submitted) + len(self._singles) + batched
 
     def submit(self, job: Job) -> None:
         with self._changed:
@@ -100,24 +101,29 @@ class Engine:
                 submitted, self._submitted = self._submitted, []
             for job in submitted:
                 try:
-                    self._begin(job)
+                    if not job.is_cancelled:
+                        self._begin(job)
                 except Exception as error:  # such as no memory for the merged weights
                     _fail([job], error)
             self._advance_lanes()
-            self._singles = [single for single in self._singles if _survives(single)]
+            self._singles = [steps for steps in self._singles if not next(steps, True)]
 
     def _advance_lanes(self) -> None:
         for key, lane in list(self._lanes.items()):
-            if not _survives(lane):
+            try:
+                is_done = not lane.advance()
+            except Exception as error:  # one request must not end the others
+                _fail(lane.open_jobs(), error)
+                is_done = True
+            if is_done:
                 del self._lanes[key], lane
                 release_cached_buffers()
 
     def _begin(self, job: Job) -> None:
-        model, policy = job.model, job.model.policy
+        model = job.model
         is_constrained = job.sampling.grammar or job.sampling.penalties or job.top
         if is_constrained or not model.sampler.has_continuous_batching:
-            sequence = self._sequences.pop(model.name, None) or CachedSequence(policy.model, policy.split_model)
-            self._singles.append(Single(job, sequence, self._sequences, self._advance_lanes))
+            self._singles.append(_decoded_alone(job, self._sequences, self._advance_lanes))
             return
         key = model.name, job.sampling
         if key not in self._lanes:
@@ -130,15 +136,6 @@ class Engine:
                 self._refreshed.append(model)
             self._lanes[key] = Lane(model, job.sampling, self.rows, self._prefixes)
         self._lanes[key].arrived.append(job)
-
-
-def _survives(work: Lane | Single) -> bool:
-    """Advance it. False: it has nothing left to do, or failed, which its clients are told."""
-    try:
-        return work.advance()
-    except Exception as error:  # one request must not end the others
-        _fail(work.open_jobs(), error)
-        return False
 
 
 def _fail(jobs: Sequence[Job], error: Exception) -> None:
@@ -317,39 +314,25 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else count
 
 
-class Single:
-    """One answer that is decoded by itself. `meanwhile` is called between pieces of the prompt."""
-
-    def __init__(
-        self, job: Job, sequence: CachedSequence, idle: dict[str, CachedSequence], meanwhile: Callable[[], None]
-    ) -> None:
-        self._job, self._sequence, self._idle, self._meanwhile = job, sequence, idle, meanwhile
-        self._tokens: Generator[SampledToken] | None = None
-        self._count = 0
-
-    def open_jobs(self) -> list[Job]:
-        return [self._job]
-
-    def advance(self) -> bool:
-        """Decode some tokens. False: the answer has ended."""
-        job, new = self._job, list[SampledToken]()
-        stop: Stop | None = None
-        if self._tokens is None:
-            held = job.model.sampler.grammars.state(job.sampling.grammar)
-            self._tokens = self._sequence.generate(
-                job.prompt, job.sampling, job.uniforms(), self._meanwhile, held, top=job.top
-            )
-        while len(new) < CHUNK and stop is None and not job.is_cancelled:
-            new.append(next(self._tokens))
-            self._count += 1
-            if new[-1].token in job.model.policy.eos_ids:
-                stop = "eos"
-            elif self._count == job.max_tokens:
-                stop = "length"
-        if stop is None and not job.is_cancelled:
-            job.tell(new, None)
-            return True
-        self._tokens.close()
-        self._idle[job.model.name] = self._sequence
-        job.tell(new, stop)
-        return False
+def _decoded_alone(job: Job, idle: dict[str, CachedSequence], meanwhile: Callable[[], None]) -> Iterator[None]:
+    """Decode one answer by itself; yields after every CHUNK tokens. `idle`: sequences that no answer uses, by model.
+    `meanwhile` is called between pieces of the prompt."""
+    model, policy, new = job.model, job.model.policy, list[SampledToken]()
+    sequence = idle.pop(model.name, None) or CachedSequence(policy.model, policy.split_model)
+    try:
+        held = model.sampler.grammars.state(job.sampling.grammar)
+        steps = sequence.generate(job.prompt, job.sampling, job.uniforms(), meanwhile, held, top=job.top)
+        with closing(steps):
+            for count, token in enumerate(steps, 1):
+                new.append(token)
+                stop: Stop | None = "length" if count == job.max_tokens else None
+                stop = "eos" if token.token in policy.eos_ids else stop
+                if stop or len(new) == CHUNK:
+                    job.tell(new, stop)
+                    new = []
+                    if stop or job.is_cancelled:
+                        break
+                    yield
+    except Exception as error:  # one request must not end the others
+        _fail([job], error)
+    idle[model.name] = sequence
