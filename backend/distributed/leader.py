@@ -109,8 +109,9 @@ class SharedSampling:
         config = self._context.config
         most_s = LEAST_S + config.reward_timeout * len(config.reward_functions)
         for rank, (count, since) in self._scheduler.given.items():
-            took_s, usual_s = self._clock() - since, self._paces.usual_s(rank, count)
-            if rank and usual_s is not None and took_s > most_s + TIMES * usual_s:
+            took_s = self._clock() - since
+            usual_s = self._paces.usual_s(rank, count) if rank and took_s > most_s else None
+            if usual_s is not None and took_s > most_s + TIMES * usual_s:
                 why = f"answers, but has worked on {count:,} completions for {took_s:.0f} s; {usual_s:.1f} s are usual"
                 self._workers.give_up(rank, why)
 
