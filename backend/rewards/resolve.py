@@ -177,25 +177,26 @@ def load_reward_file(
     # A helper beside the file can be imported. Last, so that it takes no other module's place.
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    sentence, cause, table = "", None, ChainMap(functions, REWARD_REGISTRY)
+    table = ChainMap(functions, REWARD_REGISTRY)
     installed = _stand_in_library(table)
-    with registry.registering_into(table, maps):
-        try:
+    try:
+        with registry.registering_into(table, maps):
             exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
-        except BaseException as error:  # a SystemExit too
-            name = error.name if isinstance(error, NameError) else ""
-            advice = f" Begin the file with “from backend.rewards import {name}”." if name in _DECORATORS else ""
-            sentence, cause = f"{quote(path.name, 40)} cannot be loaded: {describe_error(error, path)}.{advice}", error
-    sys.modules |= installed
+    except BaseException as error:  # a SystemExit too
+        del sys.modules[module.__name__]
+        sentence = f"{quote(path.name, 40)} cannot be loaded: {describe_error(error, path)}."
+        if isinstance(error, NameError) and error.name in _DECORATORS:
+            sentence += f" Begin the file with “from backend.rewards import {error.name}”."
+        raise UserError(setting, sentence) from error
+    finally:
+        sys.modules |= installed
     times = Counter(entry.name for entry in catalogue.rewards_in_file(path))
     is_plain = not functions
     if is_plain:
         functions |= {name: vars(module)[name] for name in times if name in vars(module)}
-    if not (sentence or plain or functions or maps):
-        sentence = f"{path.name} has no reward function, which is a function that takes completions."
-    if sentence:
+    if not (plain or functions or maps):
         del sys.modules[module.__name__]
-        raise UserError(setting, sentence) from cause
+        raise UserError(setting, f"{path.name} has no reward function, which is a function that takes completions.")
     notes: dict[str, str] = {}
     for name in functions:
         if times[name] > 1:
