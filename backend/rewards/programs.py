@@ -104,7 +104,7 @@ class ProgramRunner:
                     while waiting and running < processors and (left := deadline - time.monotonic()) > 0:
                         number = waiting.popleft()
                         limits = {"seconds": seconds, "memory_mb": memory_mb, "deadline_s": left}
-                        _send(server, {"number": number, "tasks": programs[number], **limits})
+                        server.send_bytes(json.dumps({"number": number, "tasks": programs[number], **limits}).encode())
                         running += 1
                     if not running:
                         return results
@@ -148,10 +148,6 @@ runner = ProgramRunner()
 atexit.register(runner.close)
 
 
-def _send(socket: Connection[Any, Any], message: Any) -> None:
-    socket.send_bytes(json.dumps(message).encode())
-
-
 def main(arguments: Sequence[str] = ()) -> None:
     confine.readable_by_programs()  # before the forks need it, as the module of the confinement
     for name in (*PRELOADED, *(["backend.rewards.confinement.linux"] if sys.platform == "linux" else [])):
@@ -178,7 +174,7 @@ def main(arguments: Sequence[str] = ()) -> None:
                     except OSError as failure:
                         error = f"programs cannot be run: {reason(failure)}"
                     fcntl.lockf(lock, fcntl.LOCK_EX)  # one answer at a time
-                    _send(socket, [request["number"], results, error])
+                    socket.send_bytes(json.dumps([request["number"], results, error]).encode())
                 os._exit(0)
             os.close(taking)
             is_open = bool(os.read(taken, 1))  # the fork has taken its request off the socket

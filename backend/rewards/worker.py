@@ -1,7 +1,7 @@
 """The reward worker: a confined process that runs reward files and functions, one request at a time, with enforced
 limits. One that misbehaves is killed with its descendants and replaced at the next request.
 
-Its stdin: pickles, first what to confine and the file for stacks, then pairs of a random prefix and a request of
+Its stdin: pickles of a random prefix and, first, what to confine and the file for stacks, then a request of
 `backend.rewards.scoring`. Its stdout: lines of that prefix and JSON: the index of each function that runs or −1, then
 the answer.
 """
@@ -146,9 +146,8 @@ class _Child:
             os.set_blocking(file, False)
         self._output = _Output(self.process.stderr)
         self._end = weakref.finalize(self, _end, self.process, self._output, folder, kept)
-        self._prefix = b""
         # Its own environment does not say where this user's secrets are.
-        self._send((network, confine.secret_places(), self._stacks.fileno()))
+        self.send((network, confine.secret_places(), self._stacks.fileno()))
 
     def end(self, grace_s: float) -> None:
         """Close its requests; after `grace_s` kill it and its descendants and remove its folder."""
@@ -162,18 +161,14 @@ class _Child:
         """Where it was when it hung or crashed."""
         return printable(os.pread(self._stacks.fileno(), LONGEST_TRACEBACK, 0).decode(errors="replace"))
 
-    def send(self, request: Request) -> None:
-        """Write a request. Raises UserError if it cannot be pickled, and Failure."""
-        self._prefix = secrets.token_hex(8).encode()  # of its answer: other lines are user code's
-        is_poll = isinstance(request, ToolRequest) and request.begin is None
-        self._send((self._prefix, request), is_poll=is_poll)
-
-    def _send(self, message: Any, *, is_poll: bool = False) -> None:
-        if not is_poll:  # many of them are one rollout
+    def send(self, request: Request | tuple[bool, list[Path], int]) -> None:
+        """Write a request, or what to confine. Raises UserError if it cannot be pickled, and Failure."""
+        if not (isinstance(request, ToolRequest) and request.begin is None):  # many of them are one rollout
             self._output.next_request()
         self._stacks.truncate(0)
+        self._prefix = secrets.token_hex(8).encode()  # of its answer: other lines are user code's
         try:
-            rest = memoryview(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+            rest = memoryview(pickle.dumps((self._prefix, request), protocol=pickle.HIGHEST_PROTOCOL))
         except Exception as error:  # the type of an object in a row decides
             sentence = f"A column holds what cannot be handed to reward functions: {type(error).__name__}."
             raise UserError("data", sentence) from error
@@ -324,7 +319,7 @@ def main(arguments: Sequence[str] = ()) -> NoReturn:
 
     caller, limit_s, stacks, host = Caller(mark), 0.0, 2, None
     try:
-        network, secrets, stacks = _load(requests)
+        _, (network, secrets, stacks) = _load(requests)
         os.set_inheritable(stacks, False)
         confinement = confine.confine([Path.cwd()], network, secrets)
         if confinement.files:
