@@ -1,16 +1,15 @@
 """Servers with OpenAI's interface that judges ask: finding them, their keys, and the client."""
 
 import asyncio
-import json
 import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+
+import httpx2
 
 from backend.tools.mcp_settings import is_here
 from backend.utils import keychain
@@ -32,12 +31,6 @@ class FailedCallError(Exception):
     """A call that brought no reply; its text completes “its server …”."""
 
 
-class _NoRedirect(HTTPRedirectHandler):
-    """Consent is to one host: neither the key nor prompts follow it to another."""
-
-    def redirect_request(self, *_: Any) -> None: ...
-
-
 def find_servers() -> list[dict[str, Any]]:
     """{"name", "url", "models"} of the usual servers that run on this machine. Takes at most a second."""
 
@@ -52,18 +45,21 @@ def find_servers() -> list[dict[str, Any]]:
 
 def models_of(url: str, timeout_s: float = ASK_S, key: str = "") -> tuple[str, ...]:
     """The ids in a server's /models. Raises UnreachableError and FailedCallError."""
-    opener = build_opener(_NoRedirect, *([ProxyHandler({})] if is_here(url) else []))
-    request = Request(f"{url.rstrip('/')}/models", headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
-        with opener.open(request, timeout=timeout_s) as reply:
-            listed = json.loads(reply.read(1 << 22))
-        return tuple(str(each["id"]) for each in listed["data"])
-    except HTTPError as error:
-        raise FailedCallError(f"answered {error.code}") from None
-    except OSError as error:
-        raise UnreachableError(quote(getattr(error, "reason", error), 60)) from None
-    except (ValueError, KeyError, TypeError):
+        reply = httpx2.get(f"{url.rstrip('/')}/models", timeout=timeout_s, **_options(url, key))
+        if not reply.is_success:
+            raise FailedCallError(f"answered {reply.status_code}")
+        return tuple(str(each["id"]) for each in reply.json()["data"])
+    except httpx2.TransportError as error:
+        raise UnreachableError(quote(error, 60)) from None
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError):
         raise FailedCallError("does not list its models") from None
+
+
+def _options(url: str, key: str) -> dict[str, Any]:
+    """A proxy of the environment is for other machines. Consent is to one host: nothing follows a redirect."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return {"headers": headers, "trust_env": not is_here(url), "follow_redirects": False}
 
 
 def _entry(host: str) -> str:
@@ -87,11 +83,11 @@ class Server:
 
     def __init__(self, url: str, model: str, timeout_s: float) -> None:
         """Looks whether the server is there. `model`: "" for its first. Raises UserError."""
-        kept = keychain.stored(_entry(urlsplit(url).hostname or ""))
-        self.url, self._timeout_s, self._key = url, timeout_s, kept or os.environ.get(KEY_VARIABLE, "").strip()
+        self.url, self._timeout_s = url, timeout_s
+        key = keychain.stored(_entry(urlsplit(url).hostname or "")) or os.environ.get(KEY_VARIABLE, "").strip()
         where, models = f"The judge's server at {quote(url, 60)}", tuple[str, ...]()
         try:
-            models = models_of(url, key=self._key)
+            models = models_of(url, key=key)
         except UnreachableError as error:
             raise UserError(SETTING, f"{where} does not answer ({error}). Start it, or correct url.") from None
         except FailedCallError as error:
@@ -103,41 +99,30 @@ class Server:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
-        self._client = self.begin(self._open())
+        limits = httpx2.Limits(max_connections=None)  # the judge's `concurrency` is one
+        self._client = httpx2.AsyncClient(timeout=None, limits=limits, **_options(url, key))
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _open(self) -> Any:
-        import openai  # takes a second or more, while the rest of the run loads
-
-        # A proxy of the environment is for other machines.
-        http = openai.DefaultAsyncHttpxClient(trust_env=not is_here(self.url), follow_redirects=False)
-        key = self._key or "none"
-        client = openai.AsyncOpenAI(base_url=self.url, api_key=key, max_retries=0, http_client=http)
-        _ = client.chat.completions  # imports more
-        return client
-
     async def reply(self, messages: Messages) -> str:
         """One reply at temperature 0. Raises UnreachableError and FailedCallError."""
-        import openai
-
-        client = await asyncio.wrap_future(self._client)
-        asked: Any = messages
+        asked = {"model": self.identity, "messages": messages, "temperature": 0}
         try:
-            call = client.chat.completions.create(model=self.identity, messages=asked, temperature=0)
-            found = await asyncio.wait_for(call, self._timeout_s)
-            return found.choices[0].message.content or ""
-        except (TimeoutError, openai.APITimeoutError):
+            call = self._client.post(f"{self.url.rstrip('/')}/chat/completions", json=asked)
+            reply = await asyncio.wait_for(call, self._timeout_s)
+            if reply.is_success:
+                return reply.json()["choices"][0]["message"]["content"] or ""
+        except TimeoutError:
             raise FailedCallError(f"did not answer within {self._timeout_s:g} s (timeout)") from None
-        except openai.APIConnectionError as error:
+        except httpx2.TransportError as error:
             raise UnreachableError(quote(error.__cause__ or error, 60)) from None
-        except openai.APIStatusError as error:
-            body: Any = error.body
-            said = body.get("message") if isinstance(body, dict) else None
-            raise FailedCallError(f"answered {error.status_code} ({quote(said or error.message, 80)})") from None
-        except (openai.OpenAIError, ValueError, LookupError, TypeError, AttributeError):
+        except (httpx2.HTTPError, ValueError, LookupError, TypeError):
             raise FailedCallError("answered without a chat completion") from None
+        said = reply.text
+        with suppress(ValueError, LookupError, TypeError):
+            said = reply.json()["error"]["message"]
+        raise FailedCallError(f"answered {reply.status_code} ({quote(said or reply.reason_phrase, 80)})")
 
     def close(self) -> None:
         """Cancel what runs and end the thread."""
@@ -147,8 +132,7 @@ class Server:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-            if self._client.done() and not self._client.cancelled():
-                await self._client.result().close()
+            await self._client.aclose()
 
         with suppress(TimeoutError):
             self.begin(end()).result(2)
