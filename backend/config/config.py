@@ -22,7 +22,7 @@ from backend.config.settings.training import TrainingFields
 from backend.config.stages import validated_stages
 from backend.rewards.catalogue import nearest, split_names, with_absolute_file
 from backend.tools.mcp_settings import OPENENV, with_absolute_paths
-from backend.utils.documents import read_yaml, validation_error
+from backend.utils.documents import read_json, read_yaml, validation_error
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, read_text, user_path
 from backend.utils.text import SENTENCE, quote
@@ -116,13 +116,14 @@ def load(path: str | Path) -> Config:
     return parse(read(path))
 
 
-def read(path: str | Path) -> dict[str, Any]:
-    """The raw mapping of a YAML file, with relative paths made absolute where they exist. Raises UserError."""
-    path = user_path(str(path), "config")
-    raw = read_yaml(path, "config")
+def read(path: str | Path, setting: str = "config") -> dict[str, Any]:
+    """The raw mapping of a YAML or JSON file, with relative paths made absolute where they exist. Raises UserError on
+    `setting`."""
+    path = user_path(str(path), setting)
+    raw: Any = read_json(path, setting) if path.suffix.lower() == ".json" else read_yaml(path, setting)
     if not isinstance(raw, dict):
         what = {type(None): "nothing", list: "a list", str: "plain text"}.get(type(raw), "a single value")
-        raise UserError("config", f"{quote(path)} must hold settings as “key: value” lines, but it holds {what}.")
+        raise UserError(setting, f"{quote(path)} must hold settings as “key: value” lines, but it holds {what}.")
     return resolve_paths(path.parent, raw)
 
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend.config.config import SETTINGS, dump, problems, resolve_paths, valid_value
+from backend.config.config import SETTINGS, dump, problems, read, valid_value
 from backend.config.other_programs.keys import OtherProgram
 from backend.config.other_programs.translation import DEFAULTS, FOREIGN_WORDS, read_file
 from backend.rewards.catalogue import nearest
-from backend.utils.documents import read_json, read_yaml
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import user_path
 from backend.utils.text import one_line, quote
 
 _GIVEN_LATER = ("model", "data", "reward_functions", "reward_functions_file")
@@ -32,12 +30,7 @@ class ImportedFile:
 def import_file(path: Path, *, their_defaults: bool = True) -> ImportedFile:
     """Translate a YAML or JSON file. `their_defaults`: write the program's defaults for keys that the file leaves out.
     Raises UserError for a file of no other program, and for every key that cannot be translated."""
-    path = user_path(str(path), "file")
-    raw: Any = read_json(path, "file") if path.suffix.lower() == ".json" else read_yaml(path, "file")
-    if not isinstance(raw, dict):
-        raise UserError("file", f"{quote(path)} must hold settings as “key: value” lines.")
-    raw = resolve_paths(path.parent, {str(key): value for key, value in raw.items()})
-    translation = read_file(raw, {} if their_defaults else {DEFAULTS: "ours"})
+    translation = read_file(read(path, "file"), {} if their_defaults else {DEFAULTS: "ours"})
     program, values = translation.program, translation.values
     if program is None:
         advice = "check it as it is, with check"

@@ -282,7 +282,7 @@ def test_paths_are_found_beside_the_file(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("group_size: 4\n", "has no word of TRL, mlx-lm-lora or mlx-grpo alone"),
-        ("- a\n", "must hold settings as “key: value” lines."),
+        ("- a\n", "must hold settings as “key: value” lines, but it holds a list."),
         (TRL_FILE + "eval_strategy: hour\n", "eval_strategy: eval_strategy must be no, steps or epoch, not hour"),
         (TRL_FILE + "num_generation: 4\n", "There is no setting num_generation. Did you mean num_generations?"),
         (TRL_FILE + "temperature: 0\n", "temperature: Temp must be above 0, not 0."),
@@ -391,13 +391,11 @@ def test_a_start_that_changes_the_model_is_refused_and_a_pattern_of_layers_too()
     assert "which is no word of LoraConfig here" in sentences(ADAPTER | {"lora_r": 3})[0]
 
 
-READ: dict[str, Any] = {
-    "r": 8,
-    "lora_alpha": 4,
-    "rank_pattern": {"q": 2},
-    "alpha_pattern": {"q": 2},
-    "use_rslora": True,
-} | {"use_dora": True, "lora_dropout": 0.5, "base_model_name_or_path": "other", "ensure_weight_tying": True}
+READ: dict[str, Any] = (
+    {"r": 8, "lora_alpha": 4, "rank_pattern": {"q": 2}, "alpha_pattern": {"q": 2}, "use_rslora": True}
+    | {"use_dora": True, "lora_dropout": 0.5, "base_model_name_or_path": "other"}
+    | {"ensure_weight_tying": True}
+)
 NOT_CARRIED_TOO = {"peft_type": "IA3", "init_lora_weights": "pissa", "bias": "lora_only"}
 OF_NO_CONSEQUENCE = (
     "task_type auto_mapping peft_version revision inference_mode megatron_config megatron_core runtime_config "

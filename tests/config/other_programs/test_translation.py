@@ -54,8 +54,7 @@ def sentence(**raw: Any) -> str:
 )
 def test_completions_become_prompts(size: int, accumulated: int, group: int, batch: int, pieces: int) -> None:
     """The completions of an update are the same; a piece is at most a batch there, or one prompt if that is more."""
-    raw = {BATCH: size, "gradient_accumulation_steps": accumulated, "num_generations": group}
-    values = made(**raw)
+    values = made(**{BATCH: size, "gradient_accumulation_steps": accumulated, "num_generations": group})
     assert (values["batch_size"], values["gradient_accumulation_steps"]) == (batch, pieces)
     assert 0 <= batch * pieces * group - size * accumulated < group
 
@@ -324,12 +323,6 @@ def test_a_file_belongs_to_the_only_program_whose_own_words_stand_in_it() -> Non
     assert translate({"num_generations": 8, "lora_parameters": {}}).is_mixed
     assert not translate({"num_generations": 8}).is_mixed
     assert program_of(dict.fromkeys(SETTINGS, 1)) is None, "no key of ours is a mark"
-
-
-def test_a_translated_file_is_a_file_of_ours() -> None:
-    """What is written into a run's folder is read again as it stands."""
-    once = translate(NEEDED | THEIRS).values
-    assert translate(once).values == once and translate(once).words == []
 
 
 @cases(
