@@ -151,8 +151,7 @@ def test_map_functions_get_paths(tokenizer: VisionTokenizer, folder: Path) -> No
         return [row | {"prompt": "mapped"} for row in rows]
 
     (folder / "train.jsonl").write_text(json.dumps({"prompt": QUESTION, "image": str(A)}))
-    config = settings(data=str(folder), map_function="f", reward_functions_file="f.py")
-    (row,) = read_splits(config, map_rows).train
+    (row,) = read_splits(settings(data=str(folder), map_function="f", reward_functions_file="f.py"), map_rows).train
     assert seen == [row["image"]] == [str(folder / A)]
 
 
@@ -295,8 +294,7 @@ def test_reward_functions_get_images_as_in_trl(tokenizer: VisionTokenizer, folde
     samples = [(problem, Completion([1], [0.0], "5", "eos")) for problem in problems]
     given = with_pictures(inputs_for(samples, TrainerState(), "trl"))
     assert given["images"][0] is None and [each.size for each in given["images"][1]] == [(48, 64)] * 2
-    ours = with_pictures(inputs_for(samples, TrainerState(), "ours"))
-    assert ours["prompts"] == [QUESTION, "x"]
+    assert with_pictures(inputs_for(samples, TrainerState(), "ours"))["prompts"] == [QUESTION, "x"]
     assert problems[0].images == [str(folder / A)]
 
 

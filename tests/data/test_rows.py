@@ -170,8 +170,7 @@ def test_a_missing_column_is_named_with_the_existing_ones() -> None:
         ("prompt_feature", "There is no column prompt; rows.jsonl has the columns question, solution."),
         ("answer_feature", "There is no column answer; rows.jsonl has the columns question, solution."),
     ]
-    mapped = settings(prompt_feature="question", answer_feature="solution")
-    assert not check_columns(rows, mapped, "rows.jsonl")
+    assert not check_columns(rows, settings(prompt_feature="question", answer_feature="solution"), "rows.jsonl")
     spaced, _ = check_columns([{" prompt": "a", "answer\tb": ""}], settings(), "rows.csv")
     assert spaced.sentence.endswith("has the columns ' prompt', 'answer\\tb'.")
     (alone,) = check_columns([{"prompt": "a"}], settings(), "rows.csv")
@@ -267,8 +266,7 @@ def shortened(name: str, rows: Sequence[dict[str, Any]], where: Callable[[int], 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_map_function_changes_rows_and_leaves_some_out(gsm8k: Path, streaming: bool) -> None:
     raw = {"map_function": "shorter", "reward_functions_file": "f.py", "answer_pattern": "(sho)"}
-    config = settings(gsm8k, **raw, prompt_feature="question", streaming=streaming)
-    splits = read_splits(config, shortened)
+    splits = read_splits(settings(gsm8k, **raw, prompt_feature="question", streaming=streaming), shortened)
     assert [row["answer"] for row in splits.train] == ["sho"] * 3
     assert [row["question"] for row in splits.train] == [GSM8K[n]["question"] for n in (0, 2, 3)]
     (note,) = splits.notes
@@ -302,8 +300,7 @@ def test_another_dataset_takes_the_place_of_the_datasets_own_split(tmp_path: Pat
 def test_a_folder_gives_its_evaluation_split(tmp_path: Path, train: Path, files: tuple[str, ...], taken: str) -> None:
     for number, name in enumerate(files):
         write(tmp_path / "other" / f"{name}.jsonl", ROWS[number : number + 1])
-    splits = read_splits(settings(train, valid_data=str(tmp_path / "other")))
-    assert splits.valid == [ROWS[files.index(taken)]]
+    assert read_splits(settings(train, valid_data=str(tmp_path / "other"))).valid == [ROWS[files.index(taken)]]
 
 
 def test_named_sets_have_columns_and_patterns_of_their_own(tmp_path: Path, train: Path) -> None:

@@ -122,8 +122,7 @@ def test_splits_and_the_share_held_out_are_the_same_rows(tmp_path: Path, suffix:
 
 
 def test_what_cannot_be_streamed_is_refused_by_name(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.json", ROWS)
-    setting, sentence = mistake(read_splits, settings(path, streaming=True))
+    setting, sentence = mistake(read_splits, settings(write(tmp_path / "rows.json", ROWS), streaming=True))
     assert setting == "streaming"
     assert sentence.endswith("json cannot be streamed: only .jsonl, .csv, .parquet files can; make it one of them.")
 
@@ -163,8 +162,7 @@ def test_rows_stay_on_the_disk_while_a_run_takes_them(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         train = read_splits(config).train
-        prompts = TokenizedPrompts(train, tokenizer, PromptFormat.of(config), "rows.jsonl")
-        PromptStream(prompts, 0).take(3)
+        PromptStream(TokenizedPrompts(train, tokenizer, PromptFormat.of(config), "rows.jsonl"), 0).take(3)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -16,7 +16,7 @@ from backend.rewards.calls import wait_on
 from backend.rewards.scorer import begin_scorer
 from backend.rewards.scoring import TrainerState
 from backend.tools.host import ToolHost
-from backend.tools.load import ScorerTools, load_tools, openenv_tools
+from backend.tools.load import ScorerTools, load_tools, openenv_tools, tool_names
 from backend.tools.mcp_settings import openenv_servers
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
@@ -154,16 +154,13 @@ def test_rewards_and_tools_of_a_run(folder: Path, tmp_path: Path) -> None:
     scorer = begin_scorer(config := parse(settings))
     try:
         host = load_tools(config, scorer)
-        assert host and [each["function"]["name"] for each in host.schemas.of("count")] == ["calculate", "count"]
-        assert [each["function"]["name"] for each in host.schemas.of("word")] == ["calculate", "guess"]
+        assert host and tool_names(host.schemas.of("count")) == ["calculate", "count"]
+        assert tool_names(host.schemas.of("word")) == ["calculate", "guess"]
         rows = [{"environment": "count", "start": 1}, {"environment": "word", "answer": "crane"}]
         began = host.begin(rows, wait_on)
         assert began[0][1] == '{"total": 1}' and str(began[1][1]).startswith("Guess the hidden word")
-        calls = [
-            ToolCall("count", {"by": 4}),
-            ToolCall("calculate", {"expression": "1+1"}),
-            ToolCall("count", {"by": 1}),
-        ]
+        first, last = (ToolCall("count", {"by": by}) for by in (4, 1))
+        calls = [first, ToolCall("calculate", {"expression": "1+1"}), last]
         ((*found,),) = run(host, [began[0][0]], *calls)
         assert [each.content for each in found] == ['{"total": 5}', "2", '{"total": 6}']
         turns = [[Turn("", calls, 1, found, 1)], []]

@@ -17,7 +17,7 @@ from backend.rewards.resolve import RewardFunction
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import FunctionHost, RewardSource, TrainerState
 from backend.tools import toolbox
-from backend.tools.load import ScorerTools
+from backend.tools.load import ScorerTools, tool_names
 from backend.tools.toolbox import RunTools, Toolbox, run_tools
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
@@ -131,8 +131,7 @@ def test_instances_are_pooled_and_reset_with_the_row() -> None:
     assert [each[0].content for each in results(host, which)] in (["0", "1"], ["1", "0"])
     results(host, {0: [Call("add", {"number": 2})]})
     assert scores(scorer, 0, 1, 0) == [[7.0, 0.0, 7.0]]
-    numbers = opened(host, {}, {}, {})
-    assert numbers == [2, 3, 4] and Counter.made == 3
+    assert opened(host, {}, {}, {}) == [2, 3, 4] and Counter.made == 3
     assert scores(scorer, 2, 3, 4) == [[0.0, 0.0, 0.0]]
     host.close()
     assert sorted(Counter.closed) == [0, 1, 2]
@@ -198,10 +197,8 @@ def test_odd_results_are_cleaned_and_long_ones_are_errors(monkeypatch: pytest.Mo
         return "a" * 61
 
     assert outcome(odd).content == "?a" and not outcome(odd).failed
-    assert (
-        outcome(long).content.startswith("{'error': 'long returned 61 characters; at most 60 are")
-        and outcome(long).failed
-    )
+    assert outcome(long).content.startswith("{'error': 'long returned 61 characters; at most 60 are")
+    assert outcome(long).failed
 
 
 def test_a_call_that_takes_too_long_is_an_error_and_its_environment_is_not_used_again() -> None:
@@ -344,19 +341,14 @@ def load(tmp_path: Path):
 
     def load(text: str = FILE, **settings: Any) -> Toolbox:
         (tmp_path / "mine.py").write_text(dedent(text))
-        raw = resolve_paths(tmp_path, {"model": "m", "data": "d", **settings})
-        return run_tools(parse(raw)).open({})
+        return run_tools(parse(resolve_paths(tmp_path, {"model": "m", "data": "d", **settings}))).open({})
 
     return load
 
 
-def names(schemas: list[dict[str, Any]]) -> list[str]:
-    return [schema["function"]["name"] for schema in schemas]
-
-
 def test_public_functions_of_a_file_are_tools(load) -> None:
     found = load(tools_file="mine.py").schemas.shared
-    assert names(found) == ["price", "wait"]  # no reward function
+    assert tool_names(found) == ["price", "wait"]  # no reward function
     assert found[0]["function"] == {
         "name": "price",
         "description": "Look a price up.",
@@ -370,20 +362,17 @@ def test_public_functions_of_a_file_are_tools(load) -> None:
         },
         "return": {"type": "integer", "description": "The price."},
     }
-    assert names(load(tools_file="mine.py", tools=["wait"]).schemas.shared) == ["wait"]
-    method = load(FILE + "buy = shop.buy\n", tools_file="mine.py", tools=["buy"])
-    assert names(method.schemas.shared) == ["buy"]
+    assert tool_names(load(tools_file="mine.py", tools=["wait"]).schemas.shared) == ["wait"]
+    assert tool_names(load(FILE + "buy = shop.buy\n", tools_file="mine.py", tools=["buy"]).schemas.shared) == ["buy"]
 
 
 def test_public_methods_of_an_environment_are_tools(load) -> None:
     only = load(environment="mine.py::Shop")
-    assert {name: names(schemas) for name, schemas in only.schemas.by_environment.items()} == {
-        "": ["buy", "closes", "opens"]
-    }
+    assert [*only.schemas.by_environment] == [""] and tool_names(only.schemas.of("")) == ["buy", "closes", "opens"]
     both = {"shop": "mine.py::Shop", "again": "mine.py::Shop", "plain": "mine.py::Plain"}
     several = load(environment=both, tools_file="mine.py")
-    assert names(several.schemas.by_environment["again"]) == ["buy", "closes", "opens"]
-    assert several.schemas.by_environment["plain"] == [] and names(several.schemas.shared) == ["price", "wait"]
+    assert tool_names(several.schemas.by_environment["again"]) == ["buy", "closes", "opens"]
+    assert several.schemas.by_environment["plain"] == [] and tool_names(several.schemas.shared) == ["price", "wait"]
     (reward,) = several.rewards()  # one for each class
     assert reward.about.name == "Shop" and reward.about.line == FILE[: FILE.index("def get_reward")].count("\n") + 1
 

@@ -12,7 +12,7 @@ from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import RewardSource, ToolRequest
 from backend.rewards.worker import RewardWorker
 from backend.tools.host import Poll, ToolSchemas
-from backend.tools.load import ScorerTools, SeveralHosts
+from backend.tools.load import ScorerTools, SeveralHosts, tool_names
 from backend.tools.toolbox import RunTools, Toolbox
 from backend.types import ToolCall, ToolResult
 from backend.utils.errors import UserError
@@ -136,13 +136,7 @@ def test_calls_have_results_or_errors(tools, capfd: pytest.CaptureFixture[str]) 
         ("{'error': 'SystemExit: bye'}", True),
         ("1", False),  # the forks ran nothing more
     ]
-    assert [schema["function"]["name"] for schema in host.schemas.of()] == [
-        "add",
-        "fork",
-        "fork_later",
-        "leave",
-        "write",
-    ]
+    assert tool_names(host.schemas.of()) == ["add", "fork", "fork_later", "leave", "write"]
     run(host, [])
     printed = capfd.readouterr().err
     assert len(printed) < 100_000 and "more bytes that reward functions printed are left out" in printed
@@ -165,8 +159,7 @@ def test_a_call_that_takes_the_process_with_it_is_an_error_and_environments_are_
     tools, name: str, says: str
 ) -> None:
     scorer, host = tools(GAME, "Game", timeout_s=1.0)
-    rows = [{"start": 10}, {"start": 20}, {"start": 30}]
-    numbers = opened(host, *rows)
+    numbers = opened(host, {"start": 10}, {"start": 20}, {"start": 30})
     add = ToolCall("add", {"number": 1})
     go_on(host, numbers, [add, add], [add], [])
     first, second = go_on(host, numbers[:2], [add], [add, ToolCall(name, {})])
@@ -212,7 +205,7 @@ def poll() -> None: ...
 def test_calls_of_a_turn_run_in_order_at_the_hosts_that_have_them() -> None:
     log: list[str] = []
     host = SeveralHosts([FakeHost(log, 10, "a", "b", text="hello"), FakeHost(log, 20, "c")])
-    assert [schema["function"]["name"] for schema in host.schemas.of("")] == ["a", "b", "c"]
+    assert tool_names(host.schemas.of("")) == ["a", "b", "c"]
     assert host.begin([{}, {}], poll) == [(10, "hello"), (11, "hello")]
     host.submit(10, [ToolCall(name, {}) for name in ("a", "c", "c", "unknown", "b")], poll)
     host.submit(11, [ToolCall("c", {})], poll)
@@ -266,12 +259,11 @@ def test_search_finds_the_passage_of_every_question() -> None:
 
 def test_wordle_marks_each_letter_once_and_scores_a_game() -> None:
     tools = RunTools(None, (), {"": (WORDLE, "Wordle")}).open({})
-    assert [schema["function"]["name"] for schema in tools.schemas.of()] == ["guess"]
+    assert tool_names(tools.schemas.of()) == ["guess"]
     words = ("geese", "Crane", "toast", "crane")
     opening, *guesses = play(tools, *(ToolCall("guess", {"word": word}) for word in words), row={"answer": "crane"})
     assert opening.content.startswith("Guess the hidden word of 5 letters.")
     assert guesses[0].content == "----G 5 left." and guesses[1].content == "GGGGG Solved in 2."
     assert [guess.failed for guess in guesses] == [False, False, True, True]
     (reward,) = tools.rewards()
-    played = tools.environment(0)
-    assert reward.about.name == "Wordle" and reward.call(environments=[played]) == [0.9]
+    assert reward.about.name == "Wordle" and reward.call(environments=[tools.environment(0)]) == [0.9]

@@ -161,14 +161,12 @@ def into_trl(config: Config) -> TrlSettings:
             to.put(**{word: value})
     for regroup in (_length, _rhythm, _best, _precision, _adapters, _importance, _sampling, _optimizer, _schedule):
         regroup(to, config)
-    curves, to.by_files = to.by_files, {}
     for key, about in SETTINGS.items():
         is_changed = to.applies(key) and getattr(config, key) != AS_TRL_DOES.get(key, about.default)
         if is_changed and key in BY_FILES:
             to.by_files[key] = BY_FILES[key]
         elif is_changed and key not in _CARRIED and key != "train_mode":
             to.leave(key, INSTEAD.get(key, "TRL has no such setting"))
-    to.by_files |= curves
     if openenv_servers(config.environment):
         to.leave("environment", "OpenEnv's own client is the environment there, as TRL's guide to OpenEnv has it")
     to.words = {word: to.words[word] for word in TRL.words if to.words.get(word) is not None}

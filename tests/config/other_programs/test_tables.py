@@ -43,8 +43,7 @@ def recorded_words(name: str) -> dict[str, Any]:
 
 def test_every_setting_that_a_table_names_exists() -> None:
     fates = [fate for program in PROGRAMS for fate in program.words.values()]
-    named = {key for fate in fates if isinstance(fate, Translated) for key in fate.settings}
-    assert named - SETTINGS.keys() == set()
+    assert {key for fate in fates if isinstance(fate, Translated) for key in fate.settings} - SETTINGS.keys() == set()
 
 
 @cases("name", FILES)
@@ -57,8 +56,7 @@ def test_a_file_with_every_word_has_no_unknown_key_and_each_word_is_told(name: s
     assert translation.faults == []
     assert [key for key in translation.values if key not in SETTINGS] == []
     told = {word.word for word in translation.words}
-    silent = [word for word, value in raw.items() if value is not None and word not in told and not is_ours(word)]
-    assert silent == []
+    assert [word for word, value in raw.items() if value is not None and word not in told and not is_ours(word)] == []
 
 
 WORTH_ASKING: dict[str, Any] = {"entropy_coef_min": 0.1, "entropy_coef_max": 0.5, "entropy_coef_delta": 0.1}
@@ -270,8 +268,7 @@ def test_paths_are_found_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "rewards.py").write_text("def mine(completions, **_): return [0.0] * len(completions)\n")
-    text = "model_name_or_path: model\ndataset_name: a/b\nreward_funcs: lib.rewards.mine\n"
-    (tmp_path / "trl.yaml").write_text(text)
+    (tmp_path / "trl.yaml").write_text("model_name_or_path: model\ndataset_name: a/b\nreward_funcs: lib.rewards.mine\n")
     (tmp_path / "ours.yaml").write_text(import_file(tmp_path / "trl.yaml").text)
     config = load(tmp_path / "ours.yaml")
     assert config.model == str(tmp_path / "model")
@@ -350,8 +347,7 @@ def test_another_kind_is_refused_with_what_is_nearest(kind: str, tmp_path: Path)
     of_adapter = mistake.value.faults[0].sentence
     for sentence in (of_file, of_adapter):
         assert f"is {kind}; nearest here is {nearest}." in sentence and len(sentence) <= 200
-    named = re.findall(r"[a-z]+_[a-z_]+", nearest.replace("[embed_tokens]", ""))
-    assert set(named) <= SETTINGS.keys()
+    assert set(re.findall(r"[a-z]+_[a-z_]+", nearest.replace("[embed_tokens]", ""))) <= SETTINGS.keys()
 
 
 def test_loras_words_are_read() -> None:
@@ -406,8 +402,7 @@ OF_NO_CONSEQUENCE = (
 
 
 def test_every_word_of_an_adapters_file_is_read_refused_or_of_no_consequence(tmp_path: Path) -> None:
-    fates = [*READ, *NOT_CARRIED, *NOT_CARRIED_TOO, *OF_NO_CONSEQUENCE.split()]
-    assert sorted(fates) == sorted(LORA_CONFIG.split())
+    assert sorted([*READ, *NOT_CARRIED, *NOT_CARRIED_TOO, *OF_NO_CONSEQUENCE.split()]) == sorted(LORA_CONFIG.split())
     plain = read_settings(adapter_file(tmp_path))
     for word, value in READ.items():
         assert read_settings(adapter_file(tmp_path, **{word: value})) != plain, word

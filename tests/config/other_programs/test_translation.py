@@ -339,8 +339,7 @@ def test_a_file_belongs_to_the_only_program_whose_own_words_stand_in_it() -> Non
     ],
 )
 def test_a_change_by_a_foreign_word_replaces_its_line(change: dict[str, Any], ours: dict[str, Any]) -> None:
-    raw = {BATCH: 16, "num_generations": 8, "gradient_accumulation_steps": 2, "max_steps": 9}
-    translation = read_file(raw, change)
+    translation = read_file({BATCH: 16, "num_generations": 8, "gradient_accumulation_steps": 2, "max_steps": 9}, change)
     assert translation.faults == []
     assert {key: translation.values.get(key) for key in ours} == ours
 
