@@ -271,12 +271,12 @@ def import_settings(
         raise UserError("output", f"{quote(target)} is there already; take another name, or --overwrite.")
     from backend.config.other_programs.files import import_file
 
-    imported = import_file(source, their_defaults=not our_defaults)
+    text, program, missing = import_file(source, their_defaults=not our_defaults)
     if target is None:
-        tell_file(imported.text)
+        tell_file(text)
     else:
-        save_as(target, imported.text)
-        tell(f"{quote(source)} is a file for {imported.program.name}; written to {quote(target)}.")
-    if imported.missing:
+        save_as(target, text)
+        tell(f"{quote(source)} is a file for {program.name}; written to {quote(target)}.")
+    if missing:
         tell_error("Give or check these before training:")
-        print_problems(UserError(imported.missing))
+        print_problems(UserError(missing))

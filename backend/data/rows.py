@@ -25,6 +25,11 @@ from backend.utils.text import quote, reason_of
 
 SPLITS = ("train", "valid", "test")
 SPLIT_NAMES = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
+NAMES_ELSEWHERE = {
+    "valid": (*SPLIT_NAMES["valid"], *SPLIT_NAMES["test"], *SPLIT_NAMES["train"]),
+    "test": (*SPLIT_NAMES["test"], *SPLIT_NAMES["valid"], *SPLIT_NAMES["train"]),
+}
+"""Split → names to try in another dataset, most likely first."""
 WHOLE = "rows"  # the split of a dataset with one wanted split
 INDEX = "I"  # four bytes per row number
 MATCH_S = 1.0  # seconds that the answer pattern may take per answer
@@ -384,12 +389,8 @@ class OtherDataset:
 def splits_elsewhere(config: DatasetSettings) -> dict[str, OtherDataset]:
     """Split → the other dataset that replaces it."""
     others: dict[str, OtherDataset] = {}
-    for split, name, own in (
-        ("valid", config.valid_data, config.valid_split),
-        ("test", config.test_data, config.test_split),
-    ):
-        first, second = ("test", "valid") if split == "test" else ("valid", "test")
-        usual = (*SPLIT_NAMES[first], *SPLIT_NAMES[second], *SPLIT_NAMES["train"])
+    for split, usual in NAMES_ELSEWHERE.items():
+        name, own = getattr(config, f"{split}_data"), getattr(config, f"{split}_split")
         # Another dataset has the configuration only where it is the same one.
         of_same = config.dataset_config if name == config.data else ""
         if name:
@@ -399,8 +400,8 @@ def splits_elsewhere(config: DatasetSettings) -> dict[str, OtherDataset]:
 
 def evaluation_set(about: Mapping[str, Any]) -> OtherDataset:
     wanted = about.get("valid_split") or about.get("test_split") or about.get("train_split")
-    usual = (*SPLIT_NAMES["test"], *SPLIT_NAMES["valid"], *SPLIT_NAMES["train"])
-    return OtherDataset(about["data"], about.get("dataset_config", ""), "eval_data", (wanted,) if wanted else usual)
+    names = (wanted,) if wanted else NAMES_ELSEWHERE["test"]
+    return OtherDataset(about["data"], about.get("dataset_config", ""), "eval_data", names)
 
 
 def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows:

@@ -18,18 +18,10 @@ _GIVEN_LATER = ("model", "data", "reward_functions", "reward_functions_file")
 """Settings that a Python script, and not its file of arguments, would name: they may be missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedFile:
-    """`program`: whose file it was. `missing`: what is still needed before it can be trained."""
-
-    text: str
-    program: OtherProgram
-    missing: list[ConfigProblem]
-
-
-def import_file(path: Path, *, their_defaults: bool = True) -> ImportedFile:
-    """Translate a YAML or JSON file. `their_defaults`: write the program's defaults for keys that the file leaves out.
-    Raises UserError for a file of no other program, and for every key that cannot be translated."""
+def import_file(path: Path, *, their_defaults: bool = True) -> tuple[str, OtherProgram, list[ConfigProblem]]:
+    """(a file of ours, whose file it was, what is still needed before it can be trained). `their_defaults`: write the
+    program's defaults for keys that the file leaves out. Raises UserError for a file of no other program, and for every
+    key that cannot be translated."""
     translation = read_file(read(path, "file"), {} if their_defaults else {DEFAULTS: "ours"})
     program, values = translation.program, translation.values
     if program is None:
@@ -43,22 +35,22 @@ def import_file(path: Path, *, their_defaults: bool = True) -> ImportedFile:
         sentence = "The file names none; without any, GRPO Studio's five defaults score completions."
         missing.append(ConfigProblem("reward_functions", sentence))
     valid = {key: valid_value(key, value) for key, value in values.items() if key in SETTINGS}
-    words = [(word.fate, word.word, word.sentence) for word in translation.words]
+    words = translation.words
     comments = {
         f"Not in the file; what {program.name} takes:": [
             f"{key}: {quote(valid[key], 60)}" for key in valid if key in translation.defaults
         ],
-        "Read as:": [f"{word} → {sentence}" for fate, word, sentence in words if fate == "translated"],
-        "Not carried over:": [f"{word}: {sentence}" for fate, word, sentence in words if fate == "without effect"],
+        "Read as:": [f"{key.word} → {key.sentence}" for key in words if key.fate == "translated"],
+        "Not carried over:": [f"{key.word}: {key.sentence}" for key in words if key.fate == "without effect"],
     }
-    origin = f"# From {one_line(path.name, 80)}, a file for {program.name}, by python -m backend import.\n"
     wrapper = textwrap.TextWrapper(100, initial_indent="#   ", subsequent_indent="#     ")
-    parts = [origin, dump(valid)]
+    origin = f"From {one_line(path.name, 80)}, a file for {program.name}, by python -m backend import."
+    parts = [dump(valid, origin)]
     for title, lines in comments.items():
         if lines:
             wrapped = [part for line in lines for part in wrapper.wrap(one_line(line))]
             parts.append("\n".join([f"# {title}", *wrapped, ""]))
-    return ImportedFile("\n".join(filter(None, parts)), program, missing)
+    return "\n".join(parts), program, missing
 
 
 @dataclass(frozen=True, slots=True)

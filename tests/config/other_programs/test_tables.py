@@ -241,14 +241,14 @@ def test_a_file_for_trl_becomes_one_of_ours_with_trls_defaults(tmp_path: Path) -
         assert line in text
     assert "epochs" not in text, "max_steps is given"
     (tmp_path / "trl.yaml").write_text("use_vllm: true\n")
-    assert "\n\n\n" not in import_file(tmp_path / "trl.yaml", their_defaults=False).text, "it names no setting of ours"
+    assert "\n\n\n" not in import_file(tmp_path / "trl.yaml", their_defaults=False)[0], "it names no setting of ours"
 
 
 def test_a_file_for_mlx_lm_lora_keeps_its_own_lora_parameters(tmp_path: Path) -> None:
     (tmp_path / "theirs.json").write_text(
         json.dumps({"train": True, "model": "a/b", "data": "c/d", "lora_parameters": {"rank": 4}})
     )
-    (tmp_path / "ours.yaml").write_text(import_file(tmp_path / "theirs.json").text)
+    (tmp_path / "ours.yaml").write_text(import_file(tmp_path / "theirs.json")[0])
     config = load(tmp_path / "ours.yaml")
     assert (config.rank, config.scale, config.num_layers, config.optimizer, config.iters) == (4, 10.0, -1, "adam", 100)
 
@@ -257,9 +257,9 @@ def test_a_file_for_mlx_lm_lora_keeps_its_own_lora_parameters(tmp_path: Path) ->
 def test_every_file_is_imported_without_an_unknown_key(file: Path, tmp_path: Path) -> None:
     if file.stem == "users_example":  # a file of ours
         return
-    imported = import_file(file)
-    (tmp_path / "ours.yaml").write_text(imported.text)
-    needed = dict.fromkeys({"model", "data"} & {fault.setting for fault in imported.missing}, "given/later")
+    text, _, missing = import_file(file)
+    (tmp_path / "ours.yaml").write_text(text)
+    needed = dict.fromkeys({"model", "data"} & {fault.setting for fault in missing}, "given/later")
     ours = read(tmp_path / "ours.yaml") | needed
     assert not problems(ours) and parse(read(file) | needed) == parse(ours), "trained as it is, it is the same run"
 
@@ -269,7 +269,7 @@ def test_paths_are_found_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "rewards.py").write_text("def mine(completions, **_): return [0.0] * len(completions)\n")
     (tmp_path / "trl.yaml").write_text("model_name_or_path: model\ndataset_name: a/b\nreward_funcs: lib.rewards.mine\n")
-    (tmp_path / "ours.yaml").write_text(import_file(tmp_path / "trl.yaml").text)
+    (tmp_path / "ours.yaml").write_text(import_file(tmp_path / "trl.yaml")[0])
     config = load(tmp_path / "ours.yaml")
     assert config.model == str(tmp_path / "model")
     assert config.reward_functions == [f"{tmp_path / 'lib' / 'rewards.py'}::mine"]
