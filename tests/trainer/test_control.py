@@ -25,15 +25,9 @@ from tests.support.small_run import assert_same_run, events, numbers, trained
 
 
 @pytest.fixture
-def made_run(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path / "runs" / "mine")
-    folder.path.mkdir(parents=True)
-    return folder
-
-
-@pytest.fixture
-def control(made_run: RunFolder) -> Control:
-    return Control(made_run, EventLog(made_run.events))
+def control(run: RunFolder) -> Control:
+    run.path.mkdir(parents=True)
+    return Control(run, EventLog(run.events))
 
 
 def words(run: RunFolder) -> list[str]:
@@ -58,61 +52,59 @@ def after(run: RunFolder, step: int, *commands: str) -> Any:
     return echo
 
 
-def test_a_command_is_obeyed_once_and_written_to_the_event_log(made_run: RunFolder, control: Control) -> None:
+def test_a_command_is_obeyed_once_and_written_to_the_event_log(run: RunFolder, control: Control) -> None:
     control.obey()
-    made_run.say("save")
+    run.say("save")
     control.obey()
-    assert control.save_requested and words(made_run) == ["save"]
+    assert control.save_requested and words(run) == ["save"]
     control.save_requested = False
     control.obey()
-    assert not control.save_requested and words(made_run) == ["save"]
-    assert not made_run.control.exists() and not made_run.control_taken.exists()
+    assert not control.save_requested and words(run) == ["save"]
+    assert not run.control.exists() and not run.control_taken.exists()
 
 
-def test_control_files_of_an_earlier_process_are_not_obeyed(made_run: RunFolder) -> None:
-    made_run.control.write_text("stop")
-    made_run.control_taken.write_text("stop")
-    control = Control(made_run, EventLog(made_run.events))
+def test_control_files_of_an_earlier_process_are_not_obeyed(run: RunFolder, control: Control) -> None:
+    run.control.write_text("stop")
+    run.control_taken.write_text("stop")
+    control = Control(run, control.event_log)
     control.obey()
-    assert not control.stop_requested and not made_run.control.exists() and not made_run.control_taken.exists()
+    assert not control.stop_requested and not run.control.exists() and not run.control_taken.exists()
 
 
-def test_a_word_that_came_since_the_run_was_locked_is_obeyed(inputs: Path, made_run: RunFolder) -> None:
+def test_a_word_that_came_since_the_run_was_locked_is_obeyed(inputs: Path, run: RunFolder) -> None:
     """By `train --run`, which locks the run before it checks the data."""
     settings = small_run.settings_for(inputs)
-    small_run.write_config(made_run.config, settings)
-    lock = hold_lock(made_run)
-    made_run.say("stop")
-    ending = train(parse(settings), made_run, command="a test", lock=lock)
-    assert (ending.kind, ending.step) == ("stopped", 0) and words(made_run) == ["stop"] and not made_run.is_locked()
+    small_run.write_config(run.config, settings)
+    lock = hold_lock(run)
+    run.say("stop")
+    ending = train(parse(settings), run, command="a test", lock=lock)
+    assert (ending.kind, ending.step) == ("stopped", 0) and words(run) == ["stop"] and not run.is_locked()
 
 
 def test_a_stop_while_the_model_of_a_resumed_run_loads_is_at_its_step(
-    inputs: Path, made_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It said that the run was stopped at step 0."""
     raw = small_run.settings_for(inputs)
-    small_run.train_here(raw, made_run, small_run.stop_after(made_run, 2))
+    small_run.train_here(raw, run, small_run.stop_after(run, 2))
 
     def load(*_: Any) -> None:
         raise Stopped("it was asked to stop")
 
     with monkeypatch.context() as patched:
         patched.setattr(run_context, "load_policy", load)
-        ending = small_run.train_here(raw, made_run)
-    assert ending.sentence.startswith("Stopped at step 2 because") and events(made_run, "stopped")[-1]["step"] == 2
-    assert small_run.train_here(raw, made_run).kind == "finished" and small_run.steps(made_run) == [1, 2, 3]
+        ending = small_run.train_here(raw, run)
+    assert ending.sentence.startswith("Stopped at step 2 because") and events(run, "stopped")[-1]["step"] == 2
+    assert small_run.train_here(raw, run).kind == "finished" and small_run.steps(run) == [1, 2, 3]
 
 
-def test_a_save_is_of_the_step_that_was_running_and_an_unknown_word_is_refused(
-    inputs: Path, made_run: RunFolder
-) -> None:
-    asks = after(made_run, 2, "st\x00p", "save")
-    assert small_run.train_here(small_run.settings_for(inputs, iters=4), made_run, asks).kind == "finished"
-    assert small_run.steps(made_run) == [1, 2, 3, 4] and words(made_run) == ["save"]
-    (note,) = [event for event in small_run.events(made_run, "note") if event["level"] == "warning"]
+def test_a_save_is_of_the_step_that_was_running_and_an_unknown_word_is_refused(inputs: Path, run: RunFolder) -> None:
+    asks = after(run, 2, "st\x00p", "save")
+    assert small_run.train_here(small_run.settings_for(inputs, iters=4), run, asks).kind == "finished"
+    assert small_run.steps(run) == [1, 2, 3, 4] and words(run) == ["save"]
+    (note,) = [event for event in small_run.events(run, "note") if event["level"] == "warning"]
     assert note["sentence"] == "The control word “st\x00p” is unknown and was ignored."
-    steps = [saved.state.step for saved in checkpoint.all_checkpoints(made_run)]
+    steps = [saved.state.step for saved in checkpoint.all_checkpoints(run)]
     assert steps[-1] == 4 and len(steps) == 2 and steps[0] in (2, 3)
 
 
@@ -123,12 +115,12 @@ def not_under_nohup(signal_handlers_restored: None) -> None:
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_every_stop_signal_stops(made_run: RunFolder, control: Control, number: signal.Signals) -> None:
+def test_every_stop_signal_stops(run: RunFolder, control: Control, number: signal.Signals) -> None:
     control.listen_to_signals()
     os.kill(os.getpid(), number)
     with pytest.raises(Stopped, match=f"{number.name} was received"):
         control.obey()
-    (command,) = read_events(made_run.events)
+    (command,) = read_events(run.events)
     assert (command["word"], command["source"]) == ("stop", number.name)
 
 
@@ -145,7 +137,7 @@ def slow(prompts, completions, answer, types=None):
 
 
 @pytest.mark.parametrize("asks", ["SIGTERM", "the word stop"])
-def test_no_reward_function_keeps_a_run_from_stopping(tmp_path: Path, made_run: RunFolder, asks: str) -> None:
+def test_no_reward_function_keeps_a_run_from_stopping(tmp_path: Path, run: RunFolder, asks: str) -> None:
     """Its limit is a minute by default; a system that shuts down, and a person, do not wait so long."""
     (tmp_path / "slow.py").write_text(SLOW)
     named = {"reward_functions": ["slow"], "reward_weights": [], "reward_functions_file": str(tmp_path / "slow.py")}
@@ -157,15 +149,15 @@ def test_no_reward_function_keeps_a_run_from_stopping(tmp_path: Path, made_run: 
             asked.append(time.monotonic())
             ways = {
                 "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
-                "the word stop": lambda: made_run.say("stop"),
+                "the word stop": lambda: run.say("stop"),
             }
             threading.Timer(0.1, ways[asks]).start()
 
-    ending = small_run.train_here(settings, made_run, ask)
+    ending = small_run.train_here(settings, run, ask)
     assert ending.kind == "stopped" and time.monotonic() - asked[0] < 10
     why = "SIGTERM was received" if asks == "SIGTERM" else "it was asked to stop"
     assert ending.sentence == f"Stopped at step 0 because {why}; everything is saved."
-    assert small_run.kinds(made_run).count("command") == 1
+    assert small_run.kinds(run).count("command") == 1
 
 
 Echo = Callable[[dict[str, Any]], None]
