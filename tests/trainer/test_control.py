@@ -147,10 +147,7 @@ def test_no_reward_function_keeps_a_run_from_stopping(tmp_path: Path, run: RunFo
     def ask(event: dict[str, Any]) -> None:
         if event["kind"] == "phase" and event["phase"] == "scoring":
             asked.append(time.monotonic())
-            ways = {
-                "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
-                "the word stop": lambda: run.say("stop"),
-            }
+            ways = {"SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM), "the word stop": lambda: run.say("stop")}
             threading.Timer(0.1, ways[asks]).start()
 
     ending = small_run.train_here(settings, run, ask)

@@ -306,11 +306,7 @@ def unbroken(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolde
 
 @pytest.mark.parametrize(
     ("name", "nth", "for_good"),
-    [
-        ("events.jsonl", 5, False),
-        ("completions.jsonl", 3, False),
-        ("events.jsonl", 10, True),
-    ],
+    [("events.jsonl", 5, False), ("completions.jsonl", 3, False), ("events.jsonl", 10, True)],
 )
 def test_a_line_that_cannot_be_written_ends_the_run_and_resuming_equals_never_having_stopped(
     inputs: Path,

@@ -20,14 +20,8 @@ from tests.support import small_run
 from tests.support.random_models import tiny_model
 from tests.support.small_run import arrays, check, metrics, notes, settings_for
 
-WARM = {
-    "iters": 5,
-    "warmup_steps": 2,
-    "warmup_learning_rate": 0.01,
-    "learning_rate": 1e-3,
-    "beta": 0.1,
-    "save_every": 1,
-}
+WARM = {"iters": 5, "warmup_steps": 2, "warmup_learning_rate": 0.01, "learning_rate": 1e-3, "beta": 0.1}
+WARM |= {"save_every": 1}
 
 
 @pytest.fixture(scope="module")

@@ -42,12 +42,8 @@ class Clock:
 def test_phases_and_the_rest_add_up_to_the_step() -> None:
     clock = Clock()
     timer = StepTimer(clock)
-    for phase, inside, after in (
-        ("rollout", 3.0, 0.5),
-        ("reward", 1.0, 0.0),
-        ("rollout", 2.0, 0.25),
-        ("train", 4.0, 1.0),
-    ):
+    course = [("rollout", 3.0, 0.5), ("reward", 1.0, 0.0), ("rollout", 2.0, 0.25), ("train", 4.0, 1.0)]
+    for phase, inside, after in course:
         with timer.phase(phase):
             clock.now += inside
         clock.now += after

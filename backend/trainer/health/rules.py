@@ -513,13 +513,13 @@ def results_dropped(recent: Recent, rule: Rule, share: float) -> Finding:
     )
 
 
-def _of_judges(recent: Recent, rule: Rule, steps: int, sentence: str, *, rises: bool = False) -> Finding | None:
-    """The judges with a mean over these steps at or above the threshold, and the sentence, with {judge} and {mean}, of
-    the one with the largest. `rises`: only those whose metric has risen since the first steps."""
+def _of_judges(recent: Recent, rule: Rule, sentence: str, *, rises: bool = False) -> Finding | None:
+    """The judges whose mean over `rule.needs` steps reaches the threshold, and the sentence, with {judge} and {mean},
+    of the one with the largest. `rises`: only those whose metric has risen since the first steps."""
     before, after = rule.metric.split("*")
     means: dict[str, float] = {}
     for metric in fnmatch.filter(recent.steps[-1] if recent.steps else (), rule.metric):
-        mean = recent.mean(metric, steps)
+        mean = recent.mean(metric, rule.needs)
         change = MeanChange.between(known(recent.first, metric), recent.values(metric))
         has_risen = change is not None and change.size > LIKELY * change.error
         if mean is not None and mean >= rule.threshold and (has_risen or not rises):
@@ -533,21 +533,20 @@ def _of_judges(recent: Recent, rule: Rule, steps: int, sentence: str, *, rises: 
 
 @rule(needs=JUDGED)
 def judge_fails(recent: Recent, rule: Rule) -> Finding | None:
-    return _of_judges(
-        recent, rule, JUDGED, f"The judge {{judge}} gave no score to {{mean:.0%}} of completions over {JUDGED} steps."
-    )
+    sentence = f"The judge {{judge}} gave no score to {{mean:.0%}} of completions over {JUDGED} steps."
+    return _of_judges(recent, rule, sentence)
 
 
 @rule()
 def judge_saturates(recent: Recent, rule: Rule) -> Finding | None:
     sentence = f"The judge {{judge}} gave {{mean:.0%}} of completions its highest score, or its lowest, {OVER_WINDOW}."
-    return _of_judges(recent, rule, WINDOW, sentence)
+    return _of_judges(recent, rule, sentence)
 
 
 @rule(needs=2 * WINDOW)
 def judge_drifts(recent: Recent, rule: Rule) -> Finding | None:
     sentence = "The scores of {judge} follow length more than at the start: their correlation is {mean:.2f}."
-    return _of_judges(recent, rule, 2 * WINDOW, sentence, rises=True)
+    return _of_judges(recent, rule, sentence, rises=True)
 
 
 @rule(needs=LONG)

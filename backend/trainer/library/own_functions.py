@@ -7,6 +7,7 @@ import functools
 import keyword
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class OwnObjects:
 
     def scorer(self, settings: Config) -> Scorer:
         """The scorer of a run with these objects and those of files. Raises UserError for missing ones."""
-        from backend.tools.toolbox import RunTools, run_tools
+        from backend.tools.toolbox import run_tools
 
         functions = set(_own_names(settings))
         if missing := ", ".join(sorted(functions - self.calls.keys()))[:80]:
@@ -88,8 +89,8 @@ class OwnObjects:
             raise UserError("reward_functions", f"The run was trained {what}")
         named = run_tools(settings)
         own = {name for name, (file, _) in named.environments.items() if file.name == TOOLS_FILE}
-        tools = named.names if named.file and named.file.name == TOOLS_FILE else ()
-        if missing := sorted({*tools} - self.tools.keys()) + sorted(own - self.factories.keys()):
+        tools = {*named.names} if named.file and named.file.name == TOOLS_FILE else set[str]()
+        if missing := sorted(tools - self.tools.keys()) + sorted(own - self.factories.keys()):
             names = ", ".join(name or "its environment" for name in missing)[:80]
             raise UserError("tools", f"The run was trained with objects of a program, and {names} is not given now.")
         if not (functions or self.tools or self.factories):
@@ -99,9 +100,8 @@ class OwnObjects:
         host = FunctionHost(ThreadCaller(), [note], self._resolve)
         scorer = Scorer(reward_source(settings), host, settings.reward_timeout)
         files = {name: entry for name, entry in named.environments.items() if name not in own}
-        file = None if tools else named.file
-        names_in_file = named.names if file else ()
-        scorer.tools = RunTools(file, names_in_file, files, [*self.tools.values()], self.factories, named.served)
+        in_program = {"environments": files, "functions": [*self.tools.values()], "factories": self.factories}
+        scorer.tools = replace(named, **in_program | ({"file": None, "names": ()} if tools else {}))
         return scorer
 
     def _resolve(
