@@ -117,8 +117,7 @@ class TrialSampler:
         key = (*names, *map(_last_written, names), *depends)
         if config.adapter:
             weights = str(find_adapter(config.adapter).weights)
-            shape = tuple(repr(getattr(config, name)) for name in ADAPTER_SHAPE)
-            key = (*key, weights, _last_written(weights), *shape)
+            key = (*key, weights, _last_written(weights), *(repr(getattr(config, name)) for name in ADAPTER_SHAPE))
         if self._loaded is None or self._loaded[0] != key:
             self._loaded = None  # free the old model's memory first
             smallest = WITHOUT_REFERENCE if config.adapter else SMALLEST_MODEL

@@ -184,8 +184,7 @@ def share_of(shape: ModelShape, machines: int) -> ModelShape:
         if linear.name.endswith(WHOLE):
             return linear
         along = "inputs" if linear.name.endswith(SPLIT_BY_INPUTS) else "outputs"
-        sizes = {along: -(-getattr(linear, along) // machines), "bytes": -(-linear.bytes // machines)}
-        return replace(linear, **sizes)
+        return replace(linear, **{along: -(-getattr(linear, along) // machines), "bytes": -(-linear.bytes // machines)})
 
     layers = tuple(tuple(map(part, layer)) for layer in shape.layers)
     whole, parts = (sum(linear.bytes for layer in each for linear in layer) for each in (shape.layers, layers))

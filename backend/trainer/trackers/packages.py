@@ -308,8 +308,7 @@ class WandbRun(Tracker):
         is_online = about.may_upload or os.environ.get("WANDB_MODE") == "online"
         # Not kept in the folder: one that came from elsewhere could name any run of the user's. A new run at the same
         # place is another one.
-        made = about.folder.config.stat().st_mtime_ns
-        id = hashlib.sha256(f"{about.folder.path} {made}".encode()).hexdigest()[:16]
+        id = hashlib.sha256(f"{about.folder.path} {about.folder.config.stat().st_mtime_ns}".encode()).hexdigest()[:16]
         files = preferences_folder() / "wandb" / id
         if not is_online:
             shutil.rmtree(files, ignore_errors=True)
