@@ -9,6 +9,7 @@ import json
 import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -41,15 +42,15 @@ FIRST_SIGN_S = 30.0  # a started run that has neither begun nor failed by then l
 Settings = Mapping[str, Any]
 
 
+@dataclass
 class RunTools:
     """The tools: each public method. `runs_dir`: the folder of runs, None for the usual one."""
 
-    def __init__(self, runs_dir: Path | None = None) -> None:
-        self._runs_dir = runs_dir
+    runs_dir: Path | None = None
 
     def list_runs(self, query: str = "", limit: int = 20) -> list[dict[str, Any]]:
         """Runs, newest first: state, step, reward, model. `query` as in `reward>0.5 state:running tag:math`."""
-        records = [read_record(run) for run in all_runs(self._runs_dir)]
+        records = [read_record(run) for run in all_runs(self.runs_dir)]
         passes = search(query, all_keys(records))
         keys = ("name", "state", "step", "iterations", "reward", "model", "title", "tags")
         found = (record.to_dict() for record in records if passes(record) and not record.notes.archived)
@@ -93,7 +94,7 @@ class RunTools:
         """Start to train, and return the run as `run_status` does. Reward files must have been allowed before."""
         config, origin = self._config(settings, file)
         kind = config.model, config.train_type, config.train_mode
-        folder = make_run_folder(name or config.run_name or default_run_name(*kind), self._runs_dir)
+        folder = make_run_folder(name or config.run_name or default_run_name(*kind), self.runs_dir)
         replace_file(folder.config, dump(config, origin))
         return await self._begun(folder)
 
@@ -123,7 +124,7 @@ class RunTools:
         return await self._verb("export", str(self._run(run).path), "--to", to, *options)
 
     def _run(self, name: str) -> RunFolder:
-        return find_run(name, self._runs_dir)
+        return find_run(name, self.runs_dir)
 
     def _config(self, settings: Settings | None, file: str) -> tuple[Config, str]:
         """(settings, what was made of a file for another program). Raises UserError."""

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -64,8 +65,8 @@ def submit_run(run: RunFolder, config: Config, machine: Hardware, timeout_h: flo
         folder = export_trl(config, "trl", Path(draft), tell=say).path
         say(f"Uploading to {hub_host()}.")
         arguments = ("--logging_steps", str(config.updates_per_step), "--log_completions", "False")
-        look = lambda: look_for_stop_word(run)  # noqa: E731
-        job = hub_jobs.submit(folder, run.name, machine, timeout_h, owner, arguments=arguments, look=look)
+        look = partial(look_for_stop_word, run)
+        job = hub_jobs.submit(folder, run.name, machine, timeout_h, owner, arguments, look)
         write_job(run, job)
     log = EventLog(run.events)
     log.write("note", level="info", sentence=f"Submitted to {job.flavor} for {timeout_h:g} hours at most: {job.url}")

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from secrets import token_hex
@@ -41,17 +41,12 @@ def hardware() -> list[Hardware]:
     token = find_token()
     with hub_errors("", setting="flavor"):
         listed = HfApi(token=token.value if token else False).list_jobs_hardware()
-        found = [
-            Hardware(
-                each.name,
-                each.pretty_name,
-                each.accelerator.model,
-                each.accelerator.vram,
-                round(each.unit_cost_usd / HOURS[each.unit_label], 2),
-            )
-            for each in listed
-            if each.accelerator is not None and each.accelerator.type == "gpu" and int(each.accelerator.quantity) == 1
-        ]
+        found: list[Hardware] = []
+        for each in listed:
+            gpu = each.accelerator
+            if gpu is not None and gpu.type == "gpu" and int(gpu.quantity) == 1:
+                price = round(each.unit_cost_usd / HOURS[each.unit_label], 2)
+                found.append(Hardware(each.name, each.pretty_name, gpu.model, gpu.vram, price))
     return sorted(found, key=lambda each: each.usd_per_hour)
 
 
@@ -59,9 +54,8 @@ def choose(flavor: str) -> Hardware:
     """The machine of that name. Raises UserError naming the choices."""
     offered = {each.name: each for each in hardware()}
     if flavor not in offered:
-        raise UserError(
-            "flavor", f"Hugging Face has no machine {flavor!r} with one GPU; choose one of {', '.join(offered)}."
-        )
+        sentence = f"Hugging Face has no machine {flavor!r} with one GPU; choose one of {', '.join(offered)}."
+        raise UserError("flavor", sentence)
     return offered[flavor]
 
 
@@ -70,12 +64,11 @@ def submit(
     name: str,
     machine: Hardware,
     timeout_h: float,
-    owner: str = "",
-    *,
-    arguments: tuple[str, ...] = (),
-    look: Callable[[], None] = lambda: None,
+    owner: str,
+    arguments: Sequence[str],
+    look: Callable[[], None],
 ) -> JobFile:
-    """Upload a folder for TRL to a private bucket of `owner` (default: the token's account) and train it as a job.
+    """Upload a folder for TRL to a private bucket of `owner` ("": the token's account) and train it as a job.
     `look` is called before the job starts to cost, and may raise. Raises UserError."""
     token = need_token()
     owner = owner or whose(token).name

@@ -31,9 +31,8 @@ def read_job(run: RunFolder) -> JobFile | None:
     try:
         return JobFile(**content)
     except TypeError:
-        raise UserError(
-            "run", f"{run.job} does not describe a job; the job's page has its log and its files."
-        ) from None
+        sentence = f"{run.job} does not describe a job; the job's page has its log and its files."
+        raise UserError("run", sentence) from None
 
 
 def write_job(run: RunFolder, job: JobFile) -> None:

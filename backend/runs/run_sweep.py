@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -53,11 +53,12 @@ from backend.utils.errors import ConfigProblem, UserError
 END = Rung(1 << 62, 0)  # the end of every run, however long it is
 
 
+@dataclass
 class SweepCommands:
     """The words pause, resume and stop in a sweep's folder, and stop signals, for the run whose turn it is."""
 
-    def __init__(self, process: RunFolder) -> None:
-        self._process, self.stop_reason = process, ""
+    folder: RunFolder
+    stop_reason: str = ""
 
     def listen(self) -> None:
         """Call in the main thread, as `signal.signal` requires."""
@@ -70,17 +71,17 @@ class SweepCommands:
 
     def is_stopping(self) -> bool:
         """Any thread may call it."""
-        if not self.stop_reason and read_word(self._process.control) == "stop":
+        if not self.stop_reason and read_word(self.folder.control) == "stop":
             self.stop_reason = "the sweep was asked to stop"
-            self._process.control.unlink(missing_ok=True)
+            self.folder.control.unlink(missing_ok=True)
         return bool(self.stop_reason)
 
     def claim(self) -> str:
         """The word since the last call; a stop each time."""
         if self.is_stopping():
             return "stop"
-        if word := read_word(self._process.control):
-            self._process.control.unlink(missing_ok=True)
+        if word := read_word(self.folder.control):
+            self.folder.control.unlink(missing_ok=True)
         return word if word in ("pause", "resume") else ""
 
 
@@ -88,21 +89,16 @@ class Stop(Exception):
     """Ends the sweep, not its runs: it was asked to stop, or the GPU refuses all further work."""
 
 
+@dataclass
 class Sweep:
     """Trains a sweep from where it was, in folders that exist. `echo` is called after every turn."""
 
-    def __init__(
-        self,
-        plan: SweepPlan,
-        folder: SweepFolder,
-        inputs: SweepInputs,
-        *,
-        command: str,
-        echo: Callable[[SweepResults], None] = lambda results: None,
-        may_restart: bool = False,
-    ) -> None:
-        self.plan, self.folder, self.inputs, self.command, self._echo = plan, folder, inputs, command, echo
-        self.may_restart = may_restart
+    plan: SweepPlan
+    folder: SweepFolder
+    inputs: SweepInputs
+    command: str
+    echo: Callable[[SweepResults], None] = lambda results: None
+    may_restart: bool = False
 
     def run(self, lock: int) -> Ending:
         """Errors of single runs end those runs; errors of the sweep are returned in the Ending. With `may_restart` that
@@ -246,7 +242,7 @@ class Sweep:
 
     def report(self) -> None:
         write_results(self.folder, self.results)
-        self._echo(self.results)
+        self.echo(self.results)
 
 
 TURN_OVER = "turn over"  # the kind of an ending after which the run continues at its next turn

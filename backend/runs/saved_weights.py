@@ -125,14 +125,13 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
 
 def best_of(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
     """The first with the best score of the newest series; a score is repeated until the next evaluation."""
-    scored = [(saved, saved.state.score) for saved in checkpoints if saved.state.score is not None]
-    newest = max((saved.state.score_series for saved, _ in scored), default=0)
-    ranked = [
-        (-score if saved.state.best_is_lowest else score, -saved.step, saved)
-        for saved, score in scored
-        if saved.state.score_series == newest
-    ]
-    return max(ranked, key=lambda entry: entry[:2])[2] if ranked else None
+    scored = [saved for saved in checkpoints if saved.state.score is not None]
+    newest = max((saved.state.score_series for saved in scored), default=0)
+
+    def rank(saved: Checkpoint) -> tuple[float, int]:
+        return (saved.state.score or 0.0) * (-1 if saved.state.best_is_lowest else 1), -saved.step
+
+    return max((saved for saved in scored if saved.state.score_series == newest), key=rank, default=None)
 
 
 def spare_checkpoints(run: RunFolder, keep: int = 1) -> list[Checkpoint]:
@@ -283,15 +282,9 @@ def adapter_settings(source: AdapterSource) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise UserError(SETTING, f"{quote(source.about, PATH)} must hold a JSON object.")
     parameters = listed if isinstance(listed := about.get("lora_parameters"), dict) else {}
-    found: dict[str, Any] = {
-        "train_type": about.get("fine_tune_type"),
-        "num_layers": about.get("num_layers"),
-        "rank": parameters.get("rank"),
-        "scale": parameters.get("scale"),
-        "lora_keys": parameters.get("keys"),
-        "modules_to_save": about.get("modules_to_save"),
-        "model": about.get("model"),
-    }
+    found: dict[str, Any] = {"train_type": about.get("fine_tune_type"), "lora_keys": parameters.get("keys")}
+    found |= {key: parameters.get(key) for key in ("rank", "scale")}
+    found |= {key: about.get(key) for key in ("num_layers", "modules_to_save", "model")}
     return {key: value for key, value in found.items() if value is not None}
 
 
