@@ -210,8 +210,7 @@ class _Download:
         self.plan, self.listener, self.waits = plan, listener, waits
         self.setting = setting or SETTING[plan.repo_type]
         self.blobs = _blobs(plan.repo_id, plan.repo_type)
-        self._counting, self._failed = threading.Lock(), threading.Event()
-        self._reported = 0.0
+        self._failed, self._reported = threading.Event(), 0.0
         # Smallest first. Files of equal content are one blob.
         self._names = {plan.hashes[name]: name for name in sorted(plan.files, key=plan.files.__getitem__)}
         self._total = sum(plan.files[name] for name in self._names.values())
@@ -306,11 +305,10 @@ class _Download:
                 self._report("downloading")
 
     def _report(self, phase: str, *, now: bool = False) -> None:
-        with self._counting:
-            moment = time.monotonic()
-            if not now and moment - self._reported < PROGRESS_S:
-                return
-            self._reported = moment
+        moment = time.monotonic()
+        if not now and moment - self._reported < PROGRESS_S:
+            return
+        self._reported = moment
         self.listener.report({"done": sum(self._arrived.values()), "total": self._total, "phase": phase})
 
 

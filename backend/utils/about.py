@@ -168,13 +168,6 @@ def component(name: str) -> Component:
     return Component(about["Name"], about["Version"], licence, "\n\n".join(dict.fromkeys(filter(None, texts))))
 
 
-def system() -> str:
-    """Name, release and processor of the system: "macOS 15.1, arm64"."""
-    macos = platform.mac_ver()[0]
-    name = f"macOS {macos}" if macos else f"{platform.system()} {platform.release().partition('-')[0]}"
-    return f"{name}, {platform.machine()}"
-
-
 @cache
 def versions() -> dict[str, str]:
     """Versions for a problem report: ours, those of the packages that compute and draw, Python's and the system's."""
@@ -184,4 +177,6 @@ def versions() -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "not installed"
-    return found | {"Python": platform.python_version(), "System": system()}
+    macos = platform.mac_ver()[0]
+    system = f"macOS {macos}" if macos else f"{platform.system()} {platform.release().partition('-')[0]}"
+    return found | {"Python": platform.python_version(), "System": f"{system}, {platform.machine()}"}
