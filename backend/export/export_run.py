@@ -5,6 +5,7 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -171,10 +172,9 @@ def export_run(run: RunFolder, export: Export, progress: Progress = exports.sile
             progress(warning.sentence)
         difference = None
         if comparison is not None and format_.kind != "adapter":  # the same adapters: the same completions
-            doing = "Comparing rewards on held-out prompts."
-            progress(doing, 0.0)
-            requested = replace(requested, adapters=trained.adapters)
-            difference = comparison.compare(requested, built, lambda done: progress(doing, done))
+            compared = partial(progress, "Comparing rewards on held-out prompts.")
+            compared(0.0)
+            difference = comparison.compare(replace(requested, adapters=trained.adapters), built, compared)
         size = exports.folder_bytes(built)
         place = destination.deliver(built)
     of = original.name if original is not None else None
@@ -209,12 +209,8 @@ def write_in_format(
 ) -> tuple[tuple[str, ...], OpenModel]:
     """→ (what the user should know, a function that opens what was written). Raises UserError for the format."""
     merging = "Merging the adapters and writing the model." if trained.adapters else "Writing the model."
-    doing = "Writing the adapter." if format_.kind == "adapter" else merging
-    progress(doing, None if format_.kind == "adapter" else 0.0)
-
-    def done(share: float) -> None:
-        progress(doing, share)
-
+    done = partial(progress, "Writing the adapter." if format_.kind == "adapter" else merging)
+    done(None if format_.kind == "adapter" else 0.0)
     try:
         if original is None and format_.kind == "adapter":
             return (), replace(trained, adapters=writer.write_adapter(trained, to)).open
