@@ -61,6 +61,8 @@ class TextPart(nn.Module):
     def _make(self, is_tied: bool) -> None:
         kind, arguments = mlx_lm_utils._get_classes(self._text)
         self.language_model: Any = kind(arguments.from_dict({**self._text, "tie_word_embeddings": is_tied}))
+        self.cast_predicate: Any = getattr(self.language_model, "cast_predicate", lambda name: True)
+        self.quant_predicate: Any = getattr(self.language_model, "quant_predicate", None)
 
     def __call__(self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None) -> mx.array:
         other = {} if input_embeddings is None else {"input_embeddings": input_embeddings}  # some models lack it
@@ -85,14 +87,6 @@ class TextPart(nn.Module):
 
     def make_cache(self) -> list[Any]:
         return make_prompt_cache(self.language_model)
-
-    @property
-    def cast_predicate(self) -> Any:
-        return getattr(self.language_model, "cast_predicate", lambda name: True)
-
-    @property
-    def quant_predicate(self) -> Any:
-        return getattr(self.language_model, "quant_predicate", None)
 
 
 def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
