@@ -130,7 +130,7 @@ def test_hub_dataset_is_downloaded(qtbot, page: DatasetPage) -> None:
     assert service.of("download") == [{"id": "owner/sums", "repo_type": "dataset"}]
     page.dataset.download_progress = (1_500_000, 4_000_000)
     page.dataset.changed.emit()
-    assert page.table._placeholder == "Fetching owner/sums from Hugging Face: 1.50\u202fMB of 4.00\u202fMB"
+    assert page.instead.text() == "Fetching owner/sums from Hugging Face: 1.50\u202fMB of 4.00\u202fMB"
     service.canned["download"] = {"place": "somewhere"}
     service.held["download"][0]()
     qtbot.waitUntil(lambda: service.of("preview")[-1]["fetch"] is True)
@@ -207,7 +207,7 @@ def test_broken_file(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, "failed", data=str(file))
     problem = page.path._problem.text()  # a long path is cut in its middle
     assert problem.startswith("The JSON in line 2 of /") and "rows.jsonl is broken: " in problem
-    assert page.table.isVisible() and page.path.control.isEnabled() and "above" in page.table._placeholder
+    assert page.instead.isVisible() and page.path.control.isEnabled() and "above" in page.instead.text()
     write_rows(tmp_path)
     page.dataset.refresh(again=True)
     qtbot.waitUntil(lambda: page.dataset.state == "ready")

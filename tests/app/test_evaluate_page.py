@@ -94,25 +94,6 @@ def test_rows_side_by_side(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     assert "Change" in QGuiApplication.clipboard().text().splitlines()[0]
 
 
-def test_a_judges_explanation_is_not_cut(qtbot, page: EvaluatePage, run: RunFolder) -> None:
-    made_up_evaluations.write(run, "test-step-4")
-    page.evaluations.refresh()
-    shows_rows(qtbot, page, 40)
-    page.resize(1400, 890)
-    names = ["accuracy", "integer answer", "strict format", "soft format", "count of tags", "helpful"]
-    judged = {
-        "reward": 1.0,
-        "text": "t",
-        "rewards": dict.fromkeys(names, 0.5),
-        "logged": {"helpful/explanation": "Good."},
-    }
-    page.detail.set_rewards(names, names)
-    page.detail.show_row({"prompt": "p"}, {"base": [judged], "tuned": [judged]})
-    for pane in page.detail.panes:
-        assert "Good." in pane.scores.text()
-        qtbot.waitUntil(lambda pane=pane: pane.scores.height() >= pane.scores.heightForWidth(pane.scores.width()))
-
-
 def test_start_and_show(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     assert [page.form.checkpoint.itemData(i) for i in range(page.form.checkpoint.count())] == ["end", "best", "4", "2"]
     page.form.checkpoint.setCurrentIndex(3)

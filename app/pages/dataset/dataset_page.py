@@ -132,7 +132,9 @@ class DatasetPage(QWidget):
         self.detail = RowDetail(dataset, parts)
         buttons = (self.details, self.allow_button, self.try_button)
         head = row(self.shown, self.which, self.difficulty, None, *buttons, spacing=6, margins=(8, 4, 4, 0))
-        parts.insertWidget(0, card(column(head, (self.table, 1), spacing=4, margins=4)))
+        self.instead, area = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter), QWidget()
+        self._rows = stack(self.table, self.instead, into=area)
+        parts.insertWidget(0, card(column(head, (area, 1), spacing=4, margins=4)))
         for index, share in enumerate(SHARES):
             parts.setStretchFactor(index, share)
         parts.setSizes([1000 * share for share in SHARES])
@@ -198,7 +200,7 @@ class DatasetPage(QWidget):
         self.shown.setText("Rows of" if len(splits) > 1 else "Rows")
         self._show_counts()
         self._show_variety()
-        self.table.set_placeholder(self._placeholder())
+        self._show_instead()
         missing = self.session.consent.code.missing(self._map_settings())
         self.allow_button.setVisible(bool(self.draft.value("map_function") and missing))
         self._show_enabled()
@@ -322,20 +324,22 @@ class DatasetPage(QWidget):
             columns.append(DataColumn(title, is_figure=is_number, name=name, use=use, wide=name == wide))
         columns.sort(key=lambda column: (not column.wide, order.index(column.use)))
         self.model.show_rows(numbers, columns)
-        self.table.reset_view(self._placeholder())
+        self.table.reset_view()
+        self._show_instead()
         if not numbers:
             self.detail.show_row(0, None)
         self._show_enabled()  # a model reset drops the selection without a signal
 
-    def _placeholder(self) -> str:
-        data, state = self.draft.value("data"), self.dataset.state
-        if state == "fetching":
+    def _show_instead(self) -> None:
+        data, text = self.draft.value("data"), "No rows could be read; the error is shown above."
+        if self.dataset.state == "fetching":
             done, total = self.dataset.download_progress
             of = f" of {file_size(total)}" if total else ""
-            return f"Fetching {data} from Hugging Face: {file_size(done)}{of}"
-        if state == "reading":
-            return f"Reading {Path(data).name}…"
-        return "No rows could be read; the error is shown above."
+            text = f"Fetching {data} from Hugging Face: {file_size(done)}{of}"
+        elif self.dataset.state == "reading":
+            text = f"Reading {Path(data).name}…"
+        self.instead.setText(text)
+        self._rows.setCurrentIndex(0 if self.model.rows else 1)
 
     def _request_chunk(self, start: int) -> None:
         numbers = self.model.numbers

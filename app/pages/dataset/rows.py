@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QObject, Qt, QTimer, Signal
-from PySide6.QtGui import QFont, QPainter, QPaintEvent, QTextCharFormat, QTextCursor
+from PySide6.QtGui import QFont, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QFrame, QHeaderView, QTextEdit, QWidget
 
 from app import theme
@@ -156,7 +156,7 @@ class RowTable(BaseTable):
 
     def __init__(self, model: RowModel) -> None:
         super().__init__(model=model, name="Rows of the dataset", textElideMode=Qt.TextElideMode.ElideRight)
-        self._rows, self._placeholder = model, ""
+        self._rows = model
         self.setCornerWidget(QWidget())  # else there is a square of another colour between the scroll bars
         # Not ResizeToContents, which would read up to 1,000 rows and so request chunks that are not visible.
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
@@ -167,8 +167,7 @@ class RowTable(BaseTable):
         model.columnsInserted.connect(lambda: self.selectRow(self.currentIndex().row()))  # the new cell is not selected
         model.dataChanged.connect(lambda first, _: first.row() == 0 and self.fit_columns())
 
-    def reset_view(self, placeholder: str = "") -> None:
-        self.set_placeholder(placeholder)
+    def reset_view(self) -> None:
         self.fit_columns()
         if self._rows.rowCount():
             self.selectRow(0)
@@ -179,21 +178,6 @@ class RowTable(BaseTable):
 
     def copy(self) -> None:
         self.copy_requested.emit()
-
-    def set_placeholder(self, placeholder: str) -> None:
-        if placeholder != self._placeholder:
-            self._placeholder = placeholder
-            self.setAccessibleDescription(placeholder)
-            self.viewport().update()
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        super().paintEvent(event)
-        if self._placeholder and not self._rows.rowCount():
-            painter = QPainter(self.viewport())
-            painter.setPen(theme.palette().muted)
-            painter.setFont(theme.body_font())
-            flags = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
-            painter.drawText(self.viewport().rect().adjusted(24, 8, -24, -8), flags, self._placeholder)
 
     def fit_columns(self) -> None:
         columns, advance = self._rows.columns, self.fontMetrics().horizontalAdvance

@@ -212,7 +212,6 @@ class SweepsPage(QWidget):
         self.session = session
         self.sweeps = Sweeps(self)
         self.plan: SweepPlan | None = None
-        self._follows_data = False
         begin, muted = SweepForm(), partial(label, role="muted")
         self.name = _field(free_name(begin.name), "Name")
         self.name_problem = label(role="problem")
@@ -292,15 +291,12 @@ class SweepsPage(QWidget):
         below = ((self.nothing, 1), (self.card, 1), row(*first, None, *last))
         column(TabArea(content=holder(column(*above, *below, spacing=12, margins=2 * theme.SPACE))), into=self)
         configure(self.sweeps, changed=self._show_results, told=session.message)
-        changed = (session.draft.changed, session.time_forecast.changed)
+        changed = (session.draft.changed, session.time_forecast.changed, session.dataset.changed)
         connect(lambda *_: self.isVisible() and self._show_plan(), *changed)
 
     def showEvent(self, event: QShowEvent) -> None:
         self.session.time_forecast.refresh()
         self.session.dataset.watch(self, count_all=False)
-        if not self._follows_data:  # the first time: the dataset starts a process
-            self.session.dataset.changed.connect(lambda: self.isVisible() and self._show_plan())
-            self._follows_data = True
         self._show_plan()
         if self.sweeps.folder is None and (names := self.sweeps.names()):
             self.sweeps.show(names[0])
