@@ -325,9 +325,8 @@ def changes(run: Run) -> list[BeforeAfter]:
     """
     right = correctness_of(run)
     metric, full, unit = (right.metric, right.full, "share") if right else (run.measure, 1.0, "")
-    what, most = ("Correct", None) if right else (MEASURES[metric].capitalize(), None)
-    if metric == "reward":
-        most = largest_reward(run)
+    what = "Correct" if right else MEASURES[metric].capitalize()
+    most = largest_reward(run) if metric == "reward" else None
     found = [BeforeAfter(f"{what} in training", *before_and_after(run, metric, full), unit, most)]
     held_out = run.series(metric, held_out=True)[1] / full
     if len(held_out) > 1:

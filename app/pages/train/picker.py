@@ -181,8 +181,7 @@ class DownloadRow(QWidget):
         self.bar.setValue(round(self.bar.maximum() * done / total) if total else 0)
         parts = [f"{file_size(done)} of {file_size(total)}"] if total else []
         if is_running:
-            parts.append(_PHASES.get(download.phase, ""))
-            parts.append(f"{file_size(download.speed)}/s" if download.speed else "")
+            parts += [_PHASES.get(download.phase, ""), f"{file_size(download.speed)}/s" if download.speed else ""]
             parts.append(f"{duration(download.remaining_s)} left" if download.remaining_s is not None else "")
         else:
             parts.append("stopped" if download.state == "failed" else download.state)
