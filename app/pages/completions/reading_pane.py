@@ -148,7 +148,7 @@ def diff(old: str, new: str) -> list[Part]:
         if kind == "equal":
             parts.append(("same", "".join(middle[0][a:b])))
         else:
-            parts += [("removed", "".join(middle[0][a:b])), ("added", "".join(middle[1][c:d]))]
+            parts.extend([("removed", "".join(middle[0][a:b])), ("added", "".join(middle[1][c:d]))])
     parts.append(("same", "".join(first[len(first) - tail :])))
     return [part for part in parts if part[1]]
 
