@@ -405,8 +405,7 @@ class HelpMenu(QObject):
     def show_about(self) -> None:
         computes = machine.chip() if machine.has_gpu() else ""
         device = f"GPU of {computes}" if computes else "GPU" if machine.has_gpu() else "CPU"
-        facts = about.versions() | {"Computes on": device}
-        AboutDialog(facts, about.components(), self._window).open()
+        AboutDialog(about.versions() | {"Computes on": device}, about.components(), self._window).open()
 
     def report_problem(self, problem: ProblemFacts | None = None) -> None:
         """Show the report of this problem, or of the helper process's last failure, or an empty one."""

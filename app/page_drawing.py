@@ -33,8 +33,7 @@ def draw_pages(result: Path) -> int:
     window.setAttribute(Qt.WidgetAttribute.WA_DontShowOnScreen)
     window.resize(*SIZE)
     window.show()
-    pages = [draw_page(window, page.key, page.title) for page in PAGES]
-    result.write_text(json.dumps(pages), encoding="utf-8")
+    result.write_text(json.dumps([draw_page(window, page.key, page.title) for page in PAGES]), encoding="utf-8")
     session.service.close()
     return 0
 

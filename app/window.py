@@ -71,8 +71,7 @@ class Window(QMainWindow):
         area = TabArea()  # scrolls the pages where the window has less room
         area.setWidget(configure(self.page_stack, minimumSize=theme.scaled_size(QSize(*LEAST_PAGE))))
         content = row(self.sidebar, (area, 1), spacing=0)
-        central = holder(column((content, 1), self.strip, spacing=0))
-        self.setCentralWidget(central)
+        self.setCentralWidget(holder(column((content, 1), self.strip, spacing=0)))
         UndoKeys(self)
         self._connect()
         self.show_title()

@@ -73,8 +73,7 @@ def _largest_score(run: Run, name: str) -> float:
     logged = np.isin(steps, run.index.steps()) & np.isfinite(means)
     if not logged.any():
         return 0.0
-    best = int(steps[logged][np.argmax(means[logged])])
-    rows = run.index.rows(best)
+    rows = run.index.rows(int(steps[logged][np.argmax(means[logged])]))
     scores = (scores_of(each).get(name) for row in rows for each in listed_completions(row))
     return max((float(score) for score in scores if isinstance(score, int | float)), default=0.0)
 

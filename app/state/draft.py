@@ -380,8 +380,7 @@ class Draft(QObject):
 
     def command(self) -> list[str]:
         saved = self.path if self.path is not None and not self.dirty else self.autosave
-        file = places.demo_config() if self.is_demo else saved
-        return backend_command("train", str(file or "config.yaml"))
+        return backend_command("train", str(places.demo_config() if self.is_demo else saved or "config.yaml"))
 
     def command_text(self) -> str:
         return shlex.join(self.command())

@@ -56,20 +56,11 @@ def found(typed: str) -> list[Passage]:
     return in_head + in_text
 
 
-@cache
-def _places() -> dict[str, str]:
-    return {
-        anchor: passage.place
-        for chapter in chapters()
-        for passage in chapter
-        if (anchor := passage.place.partition("#")[2])
-    }
-
-
 def place_of(kind: Literal["setting", "chart", "health"], name: str) -> str:
     """Raises KeyError if the guide has no such paragraph. `name`: a setting's key, a chart's title, a rule's code."""
     anchor = "-".join(re.findall(r"[a-z0-9]+", name.lower())) if kind == "chart" else name
-    return _places()[f"{kind}-{anchor}"]
+    places = {passage.place.partition("#")[2]: passage.place for chapter in chapters() for passage in chapter}
+    return places[f"{kind}-{anchor}"]
 
 
 def resolved(link: str, chapter: str) -> str:

@@ -115,8 +115,7 @@ class Machines(QObject):
         if not others:
             return f"{len(self.hosts)} ranks on this machine"
         names = list(dict.fromkeys(others))
-        listed = f"{', '.join([THIS, *names[:-1]])} and {names[-1]}"
-        return f"{len(self.hosts)} ranks: {listed}"
+        return f"{len(self.hosts)} ranks: {', '.join([THIS, *names[:-1]])} and {names[-1]}"
 
     def short_command(self) -> str:
         words = self.command()

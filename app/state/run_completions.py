@@ -44,7 +44,6 @@ class CompletionFacts:
         self.largest: dict[str, float] = {}  # function → its largest score by magnitude
         self.logged: dict[str, bool] = {}  # name that a function logged → some were numbers
         self._arrays = {name: array(code) for name, code in (ROW_COLUMNS | COLUMNS).items()}
-        self._views: dict[str, np.ndarray] = {}
 
     def __len__(self) -> int:
         return len(self._arrays["row"])
@@ -56,12 +55,8 @@ class CompletionFacts:
     def column(self, name: str) -> np.ndarray:
         """A column as an array; NaN throughout for a function without scores."""
         values = self._arrays.get(name)
-        if values is None:
-            return np.full(len(self), np.nan, np.float32)
-        if name not in self._views or len(self._views[name]) != len(values):
-            # Copied: an array that lends its memory to a view cannot grow.
-            self._views[name] = np.array(np.frombuffer(values, dtype=values.typecode))
-        return self._views[name]
+        # Copied: an array that lends its memory to a view cannot grow.
+        return np.full(len(self), np.nan, np.float32) if values is None else np.array(values)
 
     def per_completion(self, name: str) -> np.ndarray:
         return self.column(name)[self.column("row")]

@@ -237,8 +237,7 @@ def add_list_arrow(line: QLineEdit, on_open: Callable[[], object]) -> None:
     arrow = line.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
     arrow.setText(f"Choose from a list ({key_name(QKeySequence(Qt.Key.Key_Down))})")
     arrow.triggered.connect(on_open)
-    shortcut = QShortcut(QKeySequence(Qt.Key.Key_Down), line, on_open)
-    shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+    QShortcut(QKeySequence(Qt.Key.Key_Down), line, on_open).setContext(Qt.ShortcutContext.WidgetShortcut)
     icons.Tint(arrow, "chevron-down")
 
 
