@@ -95,7 +95,7 @@ def _run(
     trainer: Trainer, saved: Checkpoint | None, command: str, inputs: RunInputs | None, load: LoadContext
 ) -> Ending:
     with stops_as_exceptions(trainer, trainer.control.obey_signal):
-        trainer.load(saved, command, inputs, load=load)
+        trainer.load(saved, command, inputs, load_parts=load)
         trainer.train_until(None)
         return trainer.complete()
 

@@ -117,7 +117,7 @@ class Trainer:
         command: str,
         inputs: RunInputs | None,
         *,
-        load: LoadContext = load_context,
+        load_parts: LoadContext = load_context,
         shared: SharedResources | None = None,
     ) -> None:
         """Load `parts`, in the state of `saved` if there is a checkpoint, and write `started`. `shared`: of a sweep,
@@ -134,7 +134,7 @@ class Trainer:
         if shared is None and saved is not None and saved.state.dtype and self.config.dtype == "auto":
             shared = SharedResources(None, (saved.state.dtype, ""))
         with with_stop_check(self.control.look_for_stop):
-            parts = load(self.config, self.note, inputs, self.gpu_errors.step_size, shared, stages)
+            parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, shared, stages)
             parts.scoring.scorer.load_models(self.folder.path)
         if saved is not None:
             parts.restore(saved, self.config, self.note)
