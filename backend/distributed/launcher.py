@@ -198,21 +198,19 @@ def run_ranks(
         return end
 
 
-def write_late_ending(run: RunFolder, kind: str, sentence: str) -> bool:
-    """End an unended event log, unless another process trains the run. → true if it was written."""
+def write_late_ending(run: RunFolder, kind: str, sentence: str) -> None:
+    """End an unended event log, unless another process trains the run."""
     try:
         lock = hold_lock(run)
     except UserError:
-        return False
+        return
     try:
         events = event_ends(run.events)
-        if events and events[-1]["kind"] in ENDINGS:
-            return False
-        step = max((int(event["step"]) for event in events if event["kind"] == "step"), default=0)
-        event_log = EventLog(run.events)
-        event_log.write(kind, step=step, reason=kind, sentence=sentence)
-        event_log.close()
-        return True
+        if not events or events[-1]["kind"] not in ENDINGS:
+            step = max((int(event["step"]) for event in events if event["kind"] == "step"), default=0)
+            event_log = EventLog(run.events)
+            event_log.write(kind, step=step, reason=kind, sentence=sentence)
+            event_log.close()
     finally:
         os.close(lock)
 

@@ -153,11 +153,9 @@ class Endpoint:
         model, given = self._model(asked.model), asked.prompt
         several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
         tokenizer, session = model.policy.tokenizer, request.path_params.get("session", "")
-
-        def encoded() -> list[list[int]]:
-            return [tokenizer.encode(each) if isinstance(each, str) else list(each) for each in several]
-
-        prompts = await asyncio.to_thread(encoded)
+        prompts: list[list[int]] = await asyncio.to_thread(
+            lambda: [tokenizer.encode(each) if isinstance(each, str) else list(each) for each in several]
+        )
         vocabulary = model.policy.split_model.vocab_size
         if not prompts or any(not prompt or not 0 <= min(prompt) <= max(prompt) < vocabulary for prompt in prompts):
             raise RequestError(400, "A prompt is empty, or has ids that the model does not know.", "prompt")
@@ -318,8 +316,7 @@ class Choice:
             for part, text in parts or [("content", "")] * bool(self.has_logprobs):
                 yield chunk({part: text}, tokens)
                 tokens = ()
-        calls = [{"index": i, **call} for i, call in enumerate(self.message.get("tool_calls", ()))]
-        if calls:
+        if calls := [{"index": i, **call} for i, call in enumerate(self.message.get("tool_calls", ()))]:
             yield chunk({"tool_calls": calls})
         yield chunk({}, finish=self.text.finish_reason)
 
