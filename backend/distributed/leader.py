@@ -82,8 +82,8 @@ class SharedSampling:
             self._serve(wait_s)
             poll(len(self.groups) / total)
 
-        self._give()
         while len(self.groups) < total:
+            self._give()
             if own := self._next_round(0):
                 sampled = scheduling.sample_round(context, 0, own, lambda _: serve_and_poll())
                 with ThreadPoolExecutor(1, "rewards") as pool:  # leaving it waits for the call that is running

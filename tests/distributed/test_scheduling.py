@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from backend.config.config import parse
-from backend.distributed import messages
+from backend.distributed import messages, scheduling
 from backend.distributed.leader import LEAST_S, TIMES, SharedSampling, detect_hangs
 from backend.distributed.messages import SampledRound, SamplingOrder
 from backend.distributed.ranks import LostRankError, RankInfo
@@ -144,6 +144,30 @@ def test_a_round_that_never_ends_is_that_of_a_rank_that_hangs(seen: int) -> None
     ) as lost:
         work._serve(0.0)
     assert lost.value.rank == 1 and len(lost.value.faults[0].sentence) <= 200
+
+
+def test_an_idle_rank_gets_what_another_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 is expected to end all prompts first, and is a thousand times slower than that."""
+    paces, inbox = RankPaces(2), list[Any]()
+    for rank, seconds in enumerate((1.0, 100.0)):
+        paces.observe(rank, 4, seconds)
+
+    def sample_round(parts: Any, rank: int, order: SamplingOrder, poll: Any) -> SampledRound:
+        groups = [Group(problem, [Completion([1], [0.0], "", "eos")] * 4) for problem in order.problems]
+        return SampledRound(rank, order.start, groups, sampling_s=(1000.0, 100.0)[rank] * len(groups))
+
+    def send(rank: int, kind: str, order: SamplingOrder) -> None:
+        body = {"done": sample_round(None, rank, order, None), "notes": []}
+        inbox.append(SimpleNamespace(rank=rank, body=body))
+
+    monkeypatch.setattr(scheduling, "sample_round", sample_round)
+    monkeypatch.setattr(scheduling, "score_round", lambda *_: None)
+    work = sampling(paces, lambda: 0.0)
+    workers: Any = work._workers
+    workers.send, workers.receive, work._context.notes = send, lambda wait_s: inbox.pop() if inbox else None, []
+    polls = [None] * 100
+    work.run(lambda share: polls.pop())
+    assert [each.rank for each in work.rounds] == [0, 1] and len(work.groups) == 8
 
 
 def test_a_rank_that_does_not_come_to_an_update_is_given_up() -> None:
