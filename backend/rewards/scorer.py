@@ -53,7 +53,7 @@ class Scorer:
         self.host = host
         self._source, self._timeout_s = source, timeout_s
         self._key = next(_keys)
-        self.loaded, self._generation = Answer(), -1  # what was loaded, in which process
+        self.loaded = Answer()
         self.models: dict[str, ModelReward] = {}  # by entry, open once loaded
         self.has_models = bool(source.models)  # which the leader alone has where several machines train
         self.opens_models = self.has_models  # false on a rank that leaves scoring to the leader
@@ -68,9 +68,9 @@ class Scorer:
         if models and self.opens_models and not self.models:
             self.models = model_reward.open_model_rewards(sorted(self._source.models), self._source.base)
         source = self._source
-        while self._generation != self.host.generation:
+        while self._key not in self.host.loaded:
             try:
-                answer = self.host.ask(scoring.LoadRequest(self._key, source, self._timeout_s, self.tools), poll)
+                self.loaded = self.host.ask(scoring.LoadRequest(self._key, source, self._timeout_s, self.tools), poll)
             except Failure as failure:
                 if not failure.problems:
                     file = source.file or next(iter(source.files), None)
@@ -79,7 +79,6 @@ class Scorer:
                     failure.problems = [(setting, f"{whose} {failure.what} while it was being loaded.")]
                     failure.file = str(file or "")
                 raise RewardError(failure, *failure.problems) from None
-            self.loaded, self._generation = answer, self.host.generation
             self.restore_tools(poll)
         return self.loaded.stages
 
@@ -101,7 +100,7 @@ class Scorer:
     def ask_tools(self, timeout_s: float, poll: Poll, **request: Any) -> list[tuple[int, list[ToolResult]]]:
         """The turns that have ended; `request` as `ToolRequest`. Raises ProcessLostError."""
         poll()
-        if self._generation != self.host.generation:  # another run of this worker has ended its process
+        if self._key not in self.host.loaded:  # another run of this worker has ended its process
             raise ProcessLostError("was interrupted")
         try:
             # Quick, and a poll that raises there would end the process before its environments can close.
@@ -212,7 +211,6 @@ class Scorer:
         """Stop the worker unless it is shared, and unload models."""
         self.closing.close()
         self.unload_models()
-        self._generation = -1
         self.host.release(self._key)
 
 

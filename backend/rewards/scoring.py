@@ -154,19 +154,17 @@ class Answer:
 class FunctionHost:
     """Functions of runs by key, called in this process by `caller`."""
 
-    generation = 0  # of a `RewardWorker`: how many of its processes have ended
-
     def __init__(self, caller: Caller, notes: Sequence[str] = (), resolve: Callable[..., Any] = resolve) -> None:
         self.caller, self._notes, self._resolve = caller, list(notes), resolve
-        self._loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None, Toolbox | None]] = {}
+        self.loaded: dict[int, tuple[list[list[RewardFunction]], RewardFile | None, Toolbox | None]] = {}
 
     def release(self, key: int) -> None:
-        tools = self._loaded.pop(key, ([], None, None))[2]
+        tools = self.loaded.pop(key, ([], None, None))[2]
         if tools is not None:
             tools.run(ToolRequest(key, CLOSE_S, close=True))
 
     def close(self) -> None:
-        for key in list(self._loaded):
+        for key in list(self.loaded):
             self.release(key)
         self.caller.close()
 
@@ -175,7 +173,7 @@ class FunctionHost:
         self.caller.poll = poll
         if isinstance(request, LoadRequest):
             return self._load(request)
-        stages, file, tools = self._loaded[request.key]
+        stages, file, tools = self.loaded[request.key]
         printed = io.StringIO()  # Python's prints only; what C code writes to descriptor 1 goes to the log
         try:
             if isinstance(request, ToolRequest):
@@ -273,7 +271,7 @@ class FunctionHost:
             named = source.file or (source.files[0] if len(source.files) == 1 else None)
             problems = [(problem.setting, problem.sentence) for problem in error.faults]
             raise Failure(problems[0][1], problems=problems).located(error.__cause__, named) from error
-        self._loaded[request.key] = stages, file, tools
+        self.loaded[request.key] = stages, file, tools
         return Answer(
             stages=[[function.about for function in stage] for stage in stages],
             map_functions=list(file.map_functions if file else ()),

@@ -60,10 +60,9 @@ class RewardWorker:
 
     def __init__(self, network: bool = False) -> None:
         self.network = network
-        self.generation = 0  # how many processes have ended, and what was loaded in them is gone
+        self.loaded: set[int] = set()  # keys of the scorers whose functions its process has
         self._lock = threading.RLock()
         self._child: _Child | None = None
-        self._keys: set[int] = set()
 
     def start(self) -> _Child:
         """Start a process if needed, without waiting. Raises UserError."""
@@ -80,20 +79,19 @@ class RewardWorker:
         with self._lock:
             child, self._child = self._child, None
             if child is not None:
-                self.generation += 1
+                self.loaded.clear()
                 child.end(grace_s)
 
     def release(self, key: int) -> None:
         """Release a scorer's key; the last one stops the process."""
         with self._lock:
-            self._keys.discard(key)
-            if not self._keys:
+            self.loaded.discard(key)
+            if not self.loaded:
                 self.stop(EXIT_S)
 
     def ask(self, request: Request, poll: Poll = wait_on) -> Answer:
         """Raises Failure, also for hangs and crashes, what `poll` raises, and UserError."""
         with self._lock:
-            self._keys.add(request.key)
             child = self.start()
             try:
                 if isinstance(request, ScoreRequest):
@@ -108,6 +106,7 @@ class RewardWorker:
                 self.stop()  # the answer to this request must not be taken for that to the next one
                 raise
             if answer.failure is None:
+                self.loaded.add(request.key)
                 return answer
             if answer.failure.hung:
                 self.stop()  # tasks that ignore their cancellation would run on
