@@ -263,12 +263,12 @@ class RewardBench:
         results: list[FunctionScores] = []
         with self._lock:
             try:
-                scorer, timeout_s = self._scorer_of(config), config.reward_timeout
+                scorer = self._scorer_of(config)
                 for index, function in enumerate(scorer.load(poll)[0]):
                     on_function(function.name)
                     result = FunctionScores(function.name, function.name)
                     try:
-                        scored = scorer.call(groups, 0, [index], timeout_s, state, captures=True, poll=poll)
+                        scored = scorer.call(groups, 0, [index], state, captures=True, poll=poll)
                         result.seconds, result.given = scored.seconds[0], scored.scores[0]
                         result.logged, result.printed = scored.columns, scored.printed
                     except RewardError as error:
@@ -307,6 +307,7 @@ class RewardBench:
                 self.worker = RewardWorker(config.reward_network)
             self._end_scorer()
             self._scorer, self._loaded = Scorer(source, self.worker, config.reward_timeout), loaded
+        self._scorer.timeout_s = config.reward_timeout
         return self._scorer
 
     def _end_scorer(self) -> None:

@@ -50,8 +50,8 @@ class Scorer:
     """A run's functions, loaded on first use, and again in a new worker."""
 
     def __init__(self, source: RewardSource, host: RewardWorker | FunctionHost, timeout_s: float) -> None:
-        self.host = host
-        self._source, self._timeout_s = source, timeout_s
+        self.host, self.timeout_s = host, timeout_s
+        self._source = source
         self._key = next(_keys)
         self.loaded = Answer()
         self.models: dict[str, ModelReward] = {}  # by entry, open once loaded
@@ -70,7 +70,7 @@ class Scorer:
         source = self._source
         while self._key not in self.host.loaded:
             try:
-                self.loaded = self.host.ask(scoring.LoadRequest(self._key, source, self._timeout_s, self.tools), poll)
+                self.loaded = self.host.ask(scoring.LoadRequest(self._key, source, self.timeout_s, self.tools), poll)
             except Failure as failure:
                 if not failure.problems:
                     file = source.file or next(iter(source.files), None)
@@ -114,7 +114,6 @@ class Scorer:
         groups: list[Group],
         stage: int,
         weights: Sequence[float],
-        timeout_s: float,
         state: TrainerState,
         poll: Poll = wait_on,
     ) -> Answer:
@@ -124,7 +123,7 @@ class Scorer:
         if not samples:
             return Answer()
         functions = self.load(poll)[stage]
-        scored = self.call(groups, stage, range(len(functions)), timeout_s, state, poll=poll)
+        scored = self.call(groups, stage, range(len(functions)), state, poll=poll)
         names = [function.name for function in functions]
         for (_, completion), row in zip(samples, zip(*scored.scores, strict=True), strict=True):
             completion.scores = dict(zip(names, row, strict=True))
@@ -136,7 +135,6 @@ class Scorer:
         groups: Sequence[Group],
         stage: int,
         indices: Sequence[int],
-        timeout_s: float,
         state: TrainerState,
         *,
         captures: bool = False,
@@ -150,7 +148,7 @@ class Scorer:
         others = [index for index in indices if index not in models]
         if others or not models:
             try:
-                request = scoring.ScoreRequest(self._key, stage, others, groups, timeout_s, state, captures)
+                request = scoring.ScoreRequest(self._key, stage, others, groups, self.timeout_s, state, captures)
                 answer = self.host.ask(request, poll)
             except Failure as failure:
                 function = functions[others[failure.function]]
@@ -197,7 +195,7 @@ class Scorer:
             file = quote(self._source.file.name, 40) if self._source.file else "The reward functions file"
             raise UserError("map_function", f"{file} registers no map function {quote(function, 40)}.{hint}")
         try:
-            return self.host.ask(scoring.MapRequest(self._key, function, list(rows), self._timeout_s)).rows
+            return self.host.ask(scoring.MapRequest(self._key, function, list(rows), self.timeout_s)).rows
         except Failure as failure:
             row = f"one of the rows from {where(0)} on" if failure.completion is None else where(failure.completion)
             sentence = f"The map function {quote(function, 30)} {quote(failure.what, 100)} on {row}."

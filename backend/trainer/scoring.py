@@ -84,8 +84,7 @@ class ScoringStages:
         if not stage.functions:
             return {}
         state = TrainerState(max(step - 1, 0), self.steps, epoch, self.config.max_completion_length)
-        limit_s, weights = self.config.reward_timeout, stage.weights.at(step)
-        report = self.scorer.score(groups, stage.index, weights, limit_s, state, polled)
+        report = self.scorer.score(groups, stage.index, stage.weights.at(step), state, polled)
         completions = [completion for group in groups for completion in group.completions]
         for name, column in report.columns.items():
             for completion, value in zip(completions, column, strict=True):

@@ -87,7 +87,7 @@ def test_models_score_at_their_place_among_functions(opened_reward, tmp_path: Pa
     )
     scorer.load_models(tmp_path)
     group = make_group("ab", "12345", "?")
-    report = scorer.score([group], 0, [1.0, 1.0, 10.0, 1.0], 5.0, TrainerState())
+    report = scorer.score([group], 0, [1.0, 1.0, 10.0, 1.0], TrainerState())
     assert [list(completion.scores.values()) for completion in group.completions] == [
         [8.0, 0.0, 2.0, 1.0],
         [20.0, 0.0, 5.0, 0.0],
@@ -96,7 +96,7 @@ def test_models_score_at_their_place_among_functions(opened_reward, tmp_path: Pa
     assert [completion.reward for completion in group.completions] == [29.0, 70.0, 0.0]
     assert report.columns.keys() == {"first/explanation", "second/explanation"} and report.metrics == {"judge/calls": 1}
     assert len(report.seconds) == 4
-    scorer.score([group], 1, [1.0], 5.0, TrainerState())
+    scorer.score([group], 1, [1.0], TrainerState())
     assert [*group.completions[1].scores.items()] == [("second", 5.0)]
     assert opened_reward["first"].calls[:2] == [("load", tmp_path), ("load", None)]
     scorer.close()
@@ -107,7 +107,7 @@ def test_a_failing_function_after_a_model_is_named(opened_reward, write_file) ->
     file = write_file("def bad(completions, **kwargs):\n    return [1 / 0]\n")
     scorer = scorer_of(["org/first", f"{file}::bad"])
     with pytest.raises(RewardError, match=r"The reward function bad of mine\.py raised ZeroDivisionError"):
-        scorer.score([make_group("a")], 0, [1.0, 1.0], 5.0, TrainerState())
+        scorer.score([make_group("a")], 0, [1.0, 1.0], TrainerState())
 
 
 @pytest.fixture

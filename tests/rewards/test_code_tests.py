@@ -274,7 +274,7 @@ def test_programs_run_inside_the_confined_process_of_reward_functions_too(tmp_pa
         reads = f"def add(a, b): return bool(open({str(secret)!r}).read()) and a + b"
         kills = "import os\ndef add(a, b):\n    for p in range(2, 99999): os.kill(p, 9)"
         group = make_group(ADD, reads, kills, tests=ASSERTS)
-        report = scorer.score([group], 0, [1.0], 30, TrainerState())
+        report = scorer.score([group], 0, [1.0], TrainerState())
         assert [completion.reward for completion in group.completions] == [1.0, 0.0, 0.0]
         assert report.columns == {"tests passed": ["2 of 2", "0 of 2", "0 of 2"]}
     finally:

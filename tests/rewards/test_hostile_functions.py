@@ -203,7 +203,7 @@ def scored(worker: RewardWorker, file: Path, timeout_s: float) -> str:
     )
     group = make_group("four", "5")
     try:
-        begin_scorer(settings, {False: worker}).score([group], 0, [1.0], timeout_s, TrainerState())
+        begin_scorer(settings, {False: worker}).score([group], 0, [1.0], TrainerState())
     except UserError as error:
         (problem,) = error.faults
         assert problem.setting in ("reward_functions", "reward_functions_file")

@@ -49,8 +49,8 @@ def scorer(process: RewardWorker, tmp_path: Path):
 
 
 def scored(scorer: Scorer, *groups: Group, timeout_s: float = 20.0) -> Answer:
-    names = scorer.load()[0]
-    return scorer.score(list(groups), 0, [1.0] * len(names), timeout_s, STATE)
+    names, scorer.timeout_s = scorer.load()[0], timeout_s
+    return scorer.score(list(groups), 0, [1.0] * len(names), STATE)
 
 
 def rewards(scorer: Scorer, group: Group) -> list[float | None]:

@@ -23,7 +23,7 @@ def score(
     """Score with these functions in this process, each call in a thread. Weights are 1 by default."""
     host = FunctionHost(_caller, resolve=lambda *_: functions)
     scorer = Scorer(RewardSource([[]], None, Path.cwd()), host, timeout_s)
-    return scorer.score(groups, 0, weights or [1.0] * len(functions), timeout_s, trainer_state or TrainerState())
+    return scorer.score(groups, 0, weights or [1.0] * len(functions), trainer_state or TrainerState())
 
 
 def reward_function(name: str, call: Callable[..., Any]) -> RewardFunction:

@@ -28,4 +28,4 @@ def scores(scorer: Scorer, *numbers: int) -> list[list[float | None]]:
     """Of each function, for these conversations."""
     each = [Completion([1], [0.0], "", "eos", conversation=number) for number in numbers]
     groups, weights = [Group(Problem(0, "", [], [], ""), each)], [1.0] * len(scorer.load()[0])
-    return scorer.score(groups, 0, weights, 5.0, TrainerState()).scores
+    return scorer.score(groups, 0, weights, TrainerState()).scores

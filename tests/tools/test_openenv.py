@@ -170,7 +170,7 @@ def test_rewards_and_tools_of_a_run(folder: Path, tmp_path: Path) -> None:
             )
             for n, (row, own, (number, _)) in enumerate(zip(rows, turns, began, strict=True))
         ]
-        scorer.score(groups, 0, [1.0] * 3, 5.0, TrainerState())
+        scorer.score(groups, 0, [1.0] * 3, TrainerState())
         one, other = (group.completions[0] for group in groups)
         assert one.scores == {"totals": 2.5, "Wordle": None, "count": 2.5} and one.reward == 5.0
         assert other.scores["count"] is None and other.scores["Wordle"] == 0.0

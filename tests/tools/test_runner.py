@@ -254,7 +254,7 @@ def test_reward_functions_get_environments_and_messages_of_all_turns() -> None:
     call, result = Call("add", {"number": 1}), ToolResult("add", "5")
     turns = [Turn("", [call], 3, [result], 2), Turn("Done.", tokens=2)]
     completion = Completion([1], [0.0], "Done.", "eos", turns=turns, conversation=number)
-    scorer.score([Group(Problem(0, "", [], [], ""), [completion])], 0, [1.0, 1.0], 5.0, TrainerState())
+    scorer.score([Group(Problem(0, "", [], [], ""), [completion])], 0, [1.0, 1.0], TrainerState())
     assert completion.scores == {"reward": 4.0, "Counter": 4.0} and completion.reward == 8.0
     assert [message["role"] for message in seen[0]] == ["assistant", "tool", "assistant"]
     assert seen[0][1] == {"role": "tool", "name": "add", "content": "5"}
