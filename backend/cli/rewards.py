@@ -74,7 +74,7 @@ def sample_rewards(
 ) -> None:
     """Sample completions from the initial model and score them; prints the verdict on stderr."""
     from backend.rewards.scorer import begin_scorer
-    from backend.tools.load import load_tools, uses_tools
+    from backend.tools.load import load_tools
     from backend.trainer.trial_sampling import Pick, TrialSampler
 
     settings = parse(with_adapter(read_settings(config, changes)[0]))
@@ -89,7 +89,7 @@ def sample_rewards(
 
     with ExitStack() as stack:
         tools = None
-        if uses_tools(settings):
+        if settings.uses_tools:
             tools = load_tools(settings, stack.enter_context(closing(begin_scorer(settings))))
         pick = Pick("random", count)
         groups = TrialSampler().sample(settings, pick, settings.group_size, settings.seed, report, tools=tools)

@@ -103,11 +103,7 @@ RULES: tuple[Rule, ...] = (
         lambda c: not c.tools_file and quote(", ".join(c.tools), 40)
     ),
     Rule("tools_file", "The model cannot call tools while {found} holds its output; clear one of the two.").when(
-        lambda c: (
-            (c.output_regex or c.output_schema)
-            and (c.tools_file or c.environment or c.mcp_servers)
-            and ("Output regex" if c.output_regex else "Output schema")
-        )
+        lambda c: c.holds_output and c.uses_tools and ("Output regex" if c.output_regex else "Output schema")
     ),
     Rule("batch_size", f"A step would have {{found}} completions; at most {MOST_COMPLETIONS:,} can be sampled.").when(
         lambda c: _above(c.batch_size * c.gradient_accumulation_steps * c.steps_per_generation * c.group_size)
@@ -303,7 +299,7 @@ RULES: tuple[Rule, ...] = (
         "ratio_against",
         "Constrained output is corrected against the policy that sampled, but Ratio against is the reference model; "
         "change one of the two.",
-    ).when(lambda c: (c.output_regex or c.output_schema) and c.ratio_against == "reference"),
+    ).when(lambda c: c.holds_output and c.ratio_against == "reference"),
 )
 
 

@@ -62,10 +62,6 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields, Modes):  # fie
     def penalises(self) -> bool:
         return self.penalties != (1.0, 0.0, 0.0)
 
-    @property
-    def holds_output(self) -> bool:
-        return bool(self.output_regex or self.output_schema)
-
 
 SETTINGS: dict[str, Setting] = in_form_order(declared_settings(Config.model_fields))
 """Every setting by key, in the order of the form."""

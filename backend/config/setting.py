@@ -97,6 +97,14 @@ class Modes:
         return self.needs_reference and not self.reference_model_path and (self.sync_ref_model or self.warms_up)
 
     @property
+    def holds_output(self: Any) -> bool:
+        return bool(self.output_regex or self.output_schema)
+
+    @property
+    def uses_tools(self: Any) -> bool:
+        return bool(self.tools_file or self.environment or self.mcp_servers)
+
+    @property
     def is_divided(self: Any) -> bool:
         return bool(self.hosts) and self.parallelism == "tensor"
 

@@ -21,7 +21,7 @@ from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
 from backend.runs.completion_rows import CompletionIndex, ScoringRow
 from backend.runs.run_folder import RunFolder
 from backend.serve.questions import QuestionCall
-from backend.tools.load import shown_tools, uses_tools
+from backend.tools.load import shown_tools
 from backend.types import Group
 from backend.utils.errors import UserError
 from backend.utils.text import quote
@@ -113,7 +113,7 @@ def sample(
     raw = {key: value for key, value in settings.items() if key not in _NOT_FOR_SAMPLING}
     config = parse({**raw, "reward_functions": list(DEFAULT_REWARDS)})
     tools = nullcontext()
-    if uses_tools(config):
+    if config.uses_tools:
         scoring = _scoring_settings(settings)
         named = {key: getattr(config, key) for key in keys_used_by("tools")}
         _check_allowed(named | {"reward_network": scoring.reward_network})

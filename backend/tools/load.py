@@ -52,10 +52,6 @@ _MOST_REBUILDS = 3  # in a row, in which the same calls end the process again
 _SLICE_S = 0.01  # seconds of waiting for one host while another has calls too
 
 
-def uses_tools(config: Config) -> bool:
-    return bool(config.tools_file or config.environment or config.mcp_servers)
-
-
 def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
     """Load the tools of a run into the process of its reward functions, before anything else loads these, and start its
     servers, which closing the scorer ends. Raises UserError."""
@@ -90,7 +86,7 @@ def shown_tools(config: Config) -> tuple[ToolSchemas, str]:
 def begin_tools(config: Config, stack: ExitStack) -> tuple[ToolHost | None, str]:
     """The tools of a run in a process that `stack` ends, or none and the reason: never allowed, or a failure."""
     named = {key: getattr(config, key) for key in (*keys_used_by("tools"), "reward_network")}
-    if not uses_tools(config):
+    if not config.uses_tools:
         return None, ""
     if AllowedCode().missing(named) or AllowedServers().missing(named):
         return None, "The tools were never allowed to run on this machine, so prompts are without them here."

@@ -20,7 +20,6 @@ from backend.rewards.catalogue import find_call, metric_name, with_absolute_file
 from backend.rewards.resolve import RewardFile, RewardFunction, load_reward_file, resolve
 from backend.rewards.scorer import Scorer, begin_scorer, reward_source
 from backend.rewards.scoring import FunctionHost
-from backend.tools.load import uses_tools
 from backend.utils.disk import replace_file
 from backend.utils.errors import UserError, user_traceback
 
@@ -164,7 +163,7 @@ def mark_rollout(folder: Path, function: Any, config: Config) -> None:
     if function is not None:
         if config.rollout_quantization != "none":
             raise UserError("rollout_quantization", "The model does not sample, rollout_func does; choose None.")
-        if uses_tools(config):
+        if config.uses_tools:
             raise UserError("rollout_func", "The run's own sampler calls tools; leave out rollout_func, or the tools.")
         replace_file(folder / ROLLOUT_FILE, "A function of the program that called backend.train samples this run.\n")
 
