@@ -14,7 +14,7 @@ from backend.config.row_settings import prompt_limit
 from backend.config.setting import PromptSettings
 from backend.data.files import LazyRows, Row, Rows
 from backend.data.images import placed, with_paths
-from backend.data.rows import row_name, shown_source
+from backend.data.rows import row_name
 from backend.runs.start_progress import telling
 from backend.tools.host import NO_TOOLS, ToolSchemas, environment_name
 from backend.types import Problem, content_text, image_paths, is_chat
@@ -319,11 +319,11 @@ def chat_sizes(
     known = rows.known if isinstance(rows, LazyRows) else {}
     key = ("chat sizes", str(prompt_format))
     if key not in known:
-        sizes, named = array("I"), shown_source(source)
+        sizes = array("I")
         schemas = {name: prompt_format.tools.of(name) for name in prompt_format.environments or ("",)}
         of_tools = {name: len(str(own)) if own else 0 for name, own in schemas.items()}
-        for index, row in enumerate(telling(rows, "Checking", source, lambda done: done / len(rows)), 1):
-            where = f"row {index} of {named}"  # as `row_name`, which takes as long as the rest
+        for index, row in enumerate(telling(rows, "Checking", source, lambda done: done / len(rows))):
+            where = row_name(index, source)
             chat = read(with_paths(row, source, where), prompt_format, where)
             check_unicode(chat, where)
             characters = _characters(chat) + of_tools[prompt_format.environment_of(row)]

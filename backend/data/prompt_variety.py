@@ -15,7 +15,7 @@ from backend.config.setting import PromptSettings
 from backend.data.files import Rows
 from backend.data.images import with_paths
 from backend.data.problems import PromptFormat, messages_of
-from backend.data.rows import shown_source
+from backend.data.rows import row_name
 from backend.training.variety import distinct_ngrams
 from backend.types import content_text, image_paths
 from backend.utils.errors import UserError
@@ -107,10 +107,10 @@ class PromptVariety:
 def prompt_variety(rows: Rows, config: PromptSettings, source: str) -> PromptVariety:
     """Variety of a split's prompts; `source` names it. Skips invalid rows."""
     texts, answers, read = list[tuple[str, Words]](), Counter[str](), 0
-    prompt_format, named = PromptFormat.of(config), shown_source(source)
+    prompt_format = PromptFormat.of(config)
     for index in random.Random(0).sample(range(len(rows)), min(SAMPLE, len(rows))):
         try:
-            where = f"row {index + 1} of {named}"
+            where = row_name(index, source)
             chat = messages_of(row := with_paths(rows[index], source, where), prompt_format, where)
         except UserError:
             continue

@@ -6,7 +6,7 @@ import string
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ MapRows = Callable[[str, Sequence[Row], Where], Sequence[Row | None]]
 """(map function, rows, row names) → mapped rows, None to drop one. Raises UserError."""
 
 
+@lru_cache(16)
 def shown_source(source: str) -> str:
     """Short name of a split's source for messages."""
     return quote(Path(source), 50)
