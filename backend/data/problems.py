@@ -320,8 +320,8 @@ def chat_sizes(
     key = ("chat sizes", str(prompt_format))
     if key not in known:
         sizes = array("I")
-        schemas = {name: prompt_format.tools.of(name) for name in prompt_format.environments or ("",)}
-        of_tools = {name: len(str(own)) if own else 0 for name, own in schemas.items()}
+        names = prompt_format.environments or ("",)
+        of_tools = {name: len(str(own)) if (own := prompt_format.tools.of(name)) else 0 for name in names}
         for index, row in enumerate(telling(rows, "Checking", source, lambda done: done / len(rows))):
             where = row_name(index, source)
             chat = read(with_paths(row, source, where), prompt_format, where)

@@ -265,10 +265,10 @@ class SeveralHosts:
         every = [host.schemas.by_environment for host in hosts]
         self.schemas = ToolSchemas(shared, {name: own for each in every for name, own in each.items() if own})
         self._host_of = {
-            schema["function"]["name"]: index
+            name: index
             for index, host in enumerate(hosts)
             for schemas in (host.schemas.shared, *every[index].values())
-            for schema in schemas
+            for name in tool_names(schemas)
         }
         self._numbers: list[dict[int, int]] = []  # host → number of a conversation → its number there
         self._calls: dict[int, tuple[list[ToolCall], list[ToolResult]]] = {}  # those left, and results so far
