@@ -22,7 +22,7 @@ def checkpoints(incomplete: str) -> list[str]:
 
 
 def changes(incomplete: str) -> list[Offer]:
-    """`key=default` for every setting; after `key=`, its possible values."""
+    """`key=default` for every setting."""
     from backend.config.config import SETTINGS
 
     def default(value: object) -> str:
@@ -31,26 +31,8 @@ def changes(incomplete: str) -> list[Offer]:
         text = text.lower() if isinstance(value, bool) else text
         return "" if any(character.isspace() for character in text) else text
 
-    key, given, value = incomplete.partition("=")
-    if not given:
-        named = ((name, about) for name, about in SETTINGS.items() if name.startswith(key))
-        return [(f"{name}={default(about.default)}", about.label) for name, about in named]
-    setting = SETTINGS.get(key)
-    if setting is None:
-        return []
-    if setting.kind == "rewards":  # complete the last name of a list such as [one,two
-        from backend.rewards.catalogue import builtin_rewards
-
-        before, _, last = value.lstrip("[").rpartition(",")
-        head = f"{key}=[{before}," if before else f"{key}=["
-        return [
-            (f"{head}{entry.name}]", entry.scores)
-            for entry in builtin_rewards()
-            if entry.name.startswith(last.strip()) and entry.name not in before.split(",")
-        ]
-    offers = [(choice.value, choice.label) for choice in setting.choices if not choice.is_hidden]
-    offers = [("true", ""), ("false", "")] if setting.kind == "bool" else offers
-    return [(f"{key}={word}", label) for word, label in offers if word.startswith(value)]
+    named = ((name, about) for name, about in SETTINGS.items() if name.startswith(incomplete))
+    return [(f"{name}={default(about.default)}", about.label) for name, about in named]
 
 
 RunName = Annotated[str, typer.Argument(help="A run folder, or the name of a run.", autocompletion=run_names)]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from backend.cli.common import AllowCode, RunsDir, ignore_sighup, stoppable, tell, tell_error, tell_json, verb
 from backend.cli.completions import RunOrModel, checkpoints
@@ -106,8 +104,8 @@ def evaluate(
     if there is not None and not os.access(there, os.W_OK):
         raise UserError("out", f"The folder {there} cannot be written, and the result goes there.")
     at = "-base" if is_base_only else f"-step-{saved.state.step}" if (saved := evaluated.checkpoint) is not None else ""
-    with stoppable("Stopped; nothing was written."), _progress(is_stream) as report:
-        evaluation, rows = evaluate_model(evaluated, choices, name, report)
+    with stoppable("Stopped; nothing was written."):
+        evaluation, rows = evaluate_model(evaluated, choices, name, _reporter(is_stream))
     name = name or f"{Path(evaluation.data.split).stem}{at}"
     evaluation = evaluation.model_copy(update={"name": free_name(folder, name) if folder is not None else name})
     path = None if folder is None else write_evaluation(folder, evaluation, rows)
@@ -122,12 +120,10 @@ def evaluate(
         tell(path)
 
 
-@contextmanager
-def _progress(is_stream: bool) -> Iterator[Report]:
-    console = new_console(stderr=True)
+def _reporter(is_stream: bool) -> Report:
     told, printed = "", 0.0
 
-    def tell_phase(phase: str, done: float | None, left_s: float | None) -> None:
+    def report(phase: str, done: float | None, left_s: float | None) -> None:
         nonlocal told, printed
         now = time.monotonic()
         if phase == told and not (is_stream and now - printed >= STREAM_EVERY_S):
@@ -138,17 +134,7 @@ def _progress(is_stream: bool) -> Iterator[Report]:
         else:
             tell_error(f"{phase}…")
 
-    if is_stream or not console.is_terminal:
-        yield tell_phase
-        return
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def show(phase: str, done: float | None, left_s: float | None) -> None:
-            bar.update(task, description=phase, total=None if done is None else 1.0, completed=done or 0.0)
-
-        yield show
+    return report
 
 
 def print_evaluation(evaluation: Evaluation) -> None:

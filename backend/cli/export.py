@@ -6,18 +6,15 @@ import getpass
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from backend.cli.common import AllowCode, AsJson, RunsDir, ignore_sighup, stoppable, tell, tell_error, tell_json, verb
 from backend.cli.completions import checkpoints, run_names
-from backend.cli.display import new_console
 from backend.config.config import Config, load, read
 from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS, settings_of
 from backend.rewards.allowed_code import require_allowed
@@ -101,8 +98,7 @@ def export(
             repo_id = full_repo_id(run_folder, repo, None if "/" in repo else asdict(whose(token)))
             prepared = prepare_upload(run_folder, repo_id, request, report)
             count, size = len(prepared.files()), prepared.bytes  # what was sent is deleted
-            with nullcontext(report) if as_json else _byte_bar() as progress:
-                done = send(prepared, token, progress, private=not public, overwrite=overwrite)
+            done = send(prepared, token, report, private=not public, overwrite=overwrite)
             sentences = [f"{count} files are there as one commit, {done.commit[:7]}."]
             about = {"path": str(run_folder.path), "place": done.url, "bytes": size, "commit": done.commit}
             about |= {"sentences": sentences}
@@ -126,15 +122,18 @@ def _reporter(as_json: bool) -> Callable[..., None]:
     def report(sentence: str, done: float | None = None, total: int | None = None) -> None:
         """Print a sentence with the share that is done, or, with a `total`, how many of its bytes."""
         nonlocal last, told_at
+        words = sentence
+        if done is not None and total:
+            words = f"{sentence.rstrip('.')}: {gigabytes(done)} of {gigabytes(total)}."
         if not as_json:
-            if sentence != last:
-                tell_error(sentence)
-            last = sentence
+            key = f"{sentence} {10 * done // total}" if done is not None and total else sentence  # per 10 % of bytes
+            if key != last:
+                tell_error(words)
+            last = key
         elif done is None or not total:
             tell_json({"progress": sentence, "done": None if done is None else round(done, 3)})
         elif time.monotonic() - told_at > EVERY_S or done == total:
             told_at = time.monotonic()
-            words = f"{sentence.rstrip('.')}: {gigabytes(done)} of {gigabytes(total)}."
             tell_json({"progress": words, "done": round(done / total, 4), "bytes": done, "total": total})
 
     return report
@@ -182,22 +181,6 @@ def full_repo_id(run: RunFolder, repo: str, account: dict[str, Any] | None) -> s
     if account is None:
         raise UserError("repo", "Whose repository? Write owner/name, or log in first with `hub login`.")
     return f"{account['name']}/{repo or re.sub(r'[^A-Za-z0-9._-]+', '-', run.name).strip('-.')}"
-
-
-@contextmanager
-def _byte_bar() -> Iterator[Callable[..., None]]:
-    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-    text = TextColumn("{task.description}", markup=False)
-    with Progress(text, *columns, console=new_console(stderr=True)) as bar:
-
-        def show(sentence: str, done: int | None = None, total: int | None = None) -> None:
-            if done is None:
-                bar.console.print(sentence, highlight=False)
-                return
-            task = bar.task_ids[0] if bar.task_ids else bar.add_task(sentence.rstrip("."), total=total)
-            bar.update(task, completed=done)
-
-        yield show
 
 
 hub = typer.Typer(no_args_is_help=True, help="Your account at Hugging Face.")

@@ -37,7 +37,6 @@ from backend.utils.command import backend_command, backend_environment
 from backend.utils.places import demo_config, project_root
 from backend.utils.text import visible
 from tests.support import made_up_runs
-from tests.support.cases import cases
 from tests.support.verbs import VERBS, call, refused
 
 
@@ -79,19 +78,10 @@ def test_runs_are_completed_by_name() -> None:
     assert sorted(completions.run_names("fi")) == ["fine", "first"]
 
 
-@cases(
-    ("typed", "offered"),
-    [
-        ("temp", [f"temperature={SETTINGS['temperature'].default}"]),
-        ("train_type=d", ["train_type=dora"]),
-        ("fuse=t", ["fuse=true"]),
-        ("reward_functions=[r1_count_xml,r1_int", ["reward_functions=[r1_count_xml,r1_int_reward_func]"]),
-        ("no_such_key=", []),
-        ("temperature=", []),
-    ],
-)
-def test_settings_and_values_are_completed(typed: str, offered: list[str]) -> None:
-    assert [word for word, _ in completions.changes(typed)] == offered
+def test_settings_are_completed_with_their_defaults() -> None:
+    offered = [word for word, _ in completions.changes("temp")]
+    assert offered == [f"temperature={SETTINGS['temperature'].default}"]
+    assert completions.changes("temperature=") == []
 
 
 def test_a_shell_gets_its_answer_without_the_engine() -> None:
