@@ -41,7 +41,6 @@ class Pace(NamedTuple):
 
 class RankPaces:
     def __init__(self, size: int) -> None:
-        self.size = size
         self.rounds = [deque[tuple[int, float]](maxlen=ROUNDS) for _ in range(size)]
         """(completions, seconds) of each rank's last rounds."""
 
@@ -54,16 +53,17 @@ class RankPaces:
 
     def usual_s(self, rank: int, completions: int) -> float | None:
         """Seconds of such a round; None while no rank has done one."""
-        return self[rank].seconds(completions) if any(self.rounds) else None
+        return self.fitted()[rank].seconds(completions) if any(self.rounds) else None
 
-    def __getitem__(self, rank: int) -> Pace:
-        """A rank's pace, or the mean of the others' until it has done a round."""
-        known = [_fitted(rounds) for rounds in ([self.rounds[rank]] if self.rounds[rank] else self.rounds) if rounds]
-        return Pace(*np.mean(known or [(0.0, 1.0)], axis=0).tolist())
+    def fitted(self) -> list[Pace]:
+        """Every rank's pace; until it has done a round, the mean of the others'."""
+        paces = [_fitted(rounds) if rounds else None for rounds in self.rounds]
+        mean = Pace(*np.mean([pace for pace in paces if pace] or [(0.0, 1.0)], axis=0).tolist())
+        return [pace or mean for pace in paces]
 
     def speeds(self) -> list[float]:
         """Completions a second of each rank, the fixed time left out."""
-        return [1 / self[rank].each_s for rank in range(self.size)]
+        return [1 / pace.each_s for pace in self.fitted()]
 
 
 def _fitted(rounds: Sequence[tuple[int, float]]) -> Pace:
@@ -84,7 +84,7 @@ class PromptScheduler:
         self._each, self._paces = completions_each, paces
 
     def take(self, rank: int, now: float) -> range:
-        paces = [self._paces[other] for other in range(self._paces.size)]
+        paces = self._paces.fitted()
         # The rank's even part: each prompt goes to the rank that would end it first.
         ends = [(now + pace.seconds(self._each), other) for other, pace in enumerate(paces)]
         for other, (given, since) in self.given.items():
