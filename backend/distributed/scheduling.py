@@ -8,7 +8,6 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -124,8 +123,7 @@ def score_round(parts: StepContext, order: SamplingOrder, sampled: SampledRound)
     sampled.scoring_s = time.perf_counter() - began
 
 
-@dataclass(frozen=True, slots=True)
-class LearningReport:
+class LearningReport(NamedTuple):
     """A rank's part of a step's updates. `tokens`: of its rows."""
 
     tokens: int
@@ -154,7 +152,7 @@ def learn_together(
         summed_s=ranks.summed_s - summed,
         peak_gb=mx.get_peak_memory() / 1e9,
     )
-    return metrics, [LearningReport(**each) for each in ranks.gather(asdict(own))]  # after the last update
+    return metrics, [LearningReport(*each) for each in ranks.gather(own)]  # after the last update
 
 
 class StepShares:
