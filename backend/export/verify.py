@@ -90,7 +90,7 @@ def make_reference(
         squares = 0.0
         untrained = replace(trained, base=trained.untrained, adapters=None, arrays=None)
         for logits_PV, other_PV in zip(logits, answer_logits(untrained.open, tokens), strict=True):
-            squares += _number(mx.sum(mx.square(logits_PV - other_PV)))
+            squares += float(mx.sum(mx.square(logits_PV - other_PV)))
         effect = math.sqrt(squares / sum(logits_PV.size for logits_PV in logits))
     return Reference(samples, tokens, logits, effect, tolerance)
 
@@ -124,14 +124,14 @@ def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verificatio
     for (ids, compared), expected_PV, written_PV in zip(reference.tokens, reference.logits, written, strict=True):
         error_PV = written_PV - expected_PV
         typical.append(mx.sqrt(mx.mean(mx.square(error_PV), axis=-1)) / mx.std(expected_PV, axis=-1))
-        largest = max(largest, _number(mx.max(mx.abs(error_PV))))
-        same += _number(mx.sum(mx.argmax(written_PV, axis=-1) == mx.argmax(expected_PV, axis=-1)))
+        largest = max(largest, float(mx.max(mx.abs(error_PV))))
+        same += float(mx.sum(mx.argmax(written_PV, axis=-1) == mx.argmax(expected_PV, axis=-1)))
         answer = mx.array(ids[-compared:])
-        nats += _number(mx.sum(mx.abs(_logps(written_PV, answer) - _logps(expected_PV, answer))))
-        squares += _number(mx.sum(mx.square(error_PV)))
+        nats += float(mx.sum(mx.abs(_logps(written_PV, answer) - _logps(expected_PV, answer))))
+        squares += float(mx.sum(mx.square(error_PV)))
     # The median over positions: a token that rounding routes to another expert is no error; a wrong tensor shows
     # everywhere.
-    off = _number(mx.median(mx.concatenate(typical)))
+    off = float(mx.median(mx.concatenate(typical)))
     if not math.isfinite(off):
         raise NotFiniteError(f"The model written to {folder} gives no finite numbers.")
     if reference.tolerance is not None and off > reference.tolerance:
@@ -144,10 +144,6 @@ def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verificatio
 
 def _logps(logits_PV: mx.array, token_P: mx.array) -> mx.array:
     return mx.take_along_axis(logits_PV, token_P[:, None], axis=-1)[:, 0] - mx.logsumexp(logits_PV, axis=-1)
-
-
-def _number(array: mx.array) -> float:
-    return float(array.item())  # pyright: ignore[reportArgumentType]
 
 
 def answer_logits(open_: OpenModel, tokens: list[TokenizedSample]) -> Iterator[mx.array]:

@@ -42,7 +42,6 @@ _NAMES = {
 """Architecture → names that mlx-lm reads → names that transformers 5 writes."""
 _LAYERS = {"granitemoehybrid": {"linear_attention": "mamba", "full_attention": "attention"}}
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_REMAPPING, _BY_ARCHITECTURE = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
 
 
 def model_type(config: Mapping[str, Any]) -> str:
@@ -183,7 +182,7 @@ def module_of(config: Mapping[str, Any]) -> str:
 def _module(config: Mapping[str, Any]) -> str:
     # As mlx_lm.utils._get_classes.
     kind, classes = model_type(config), config.get("architectures") or ()
-    by_kind, by_architecture = _remappings()
+    by_kind, by_architecture = _remapping("MODEL_REMAPPING"), _remapping("MODEL_ARCHITECTURE_REMAPPING")
     for architecture in classes if isinstance(classes, list) else (classes,):
         if isinstance(architecture, str) and (module := by_architecture.get((kind, architecture))):
             return module
@@ -191,15 +190,10 @@ def _module(config: Mapping[str, Any]) -> str:
 
 
 @cache
-def _remappings() -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-    tables = {
-        target.id: ast.literal_eval(node.value)
-        for node in ast.parse((_mlx_lm() / "utils.py").read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name) and target.id in (_REMAPPING, _BY_ARCHITECTURE)
-    }
-    return tables.get(_REMAPPING, {}), tables.get(_BY_ARCHITECTURE, {})
+def _remapping(name: str) -> dict[Any, str]:
+    statements = ast.parse((_mlx_lm() / "utils.py").read_text(encoding="utf-8")).body
+    tables = {ast.unparse(each.targets[0]): each.value for each in statements if isinstance(each, ast.Assign)}
+    return ast.literal_eval(tables.get(name, "{}"))
 
 
 def _mlx_lm() -> Path:
