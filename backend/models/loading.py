@@ -184,17 +184,9 @@ def read_weights(model: nn.Module, name: str, setting: str) -> None:
     """Evaluate the arrays one by one, and say how far it is. Raises UserError naming `setting`."""
     arrays: list[Any] = [array for _, array in tree_flatten(model.parameters())]
     ends = list(accumulate((array.nbytes for array in arrays), initial=0))
-    read = telling(
-        arrays,
-        "Loading",
-        name,
-        lambda number: ends[number] / ends[-1],
-        amount=lambda number: ends[number] / 1e9,
-        unit="GB",
-        looked=1,
-    )
+    size: Any = {"amount": lambda number: ends[number] / 1e9, "unit": "GB", "looked": 1}
     with loading(name, setting):
-        for array in read:
+        for array in telling(arrays, "Loading", name, lambda number: ends[number] / ends[-1], **size):
             mx.eval(array)
 
 
