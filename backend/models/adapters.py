@@ -17,7 +17,7 @@ from backend.config.setting import AdapterSettings
 from backend.engine.model_probe import tracing_error
 from backend.models.architectures import ALL_LINEAR, adapter_scale, is_named
 from backend.utils.errors import UserError
-from backend.utils.text import quote, reason_of
+from backend.utils.text import SENTENCE, quote, reason_of
 
 ADAPTABLE_LAYERS = (
     *(nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding),
@@ -25,7 +25,6 @@ ADAPTABLE_LAYERS = (
 )
 """Layers that mlx-lm can attach adapters to."""
 ADAPTER_ENDS = (".lora_a", ".lora_b", ".m")  # of an adapter's arrays; `m` is DoRA's magnitude
-SENTENCE = 200  # characters of a message that lists names
 SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
 _LAYER = re.compile(r"^(?:[^.]+\.)*?(?:layers|h|blocks)\.\d+\.(?=.)")  # “model.layers.0.” of a name in a layer
 
