@@ -393,17 +393,12 @@ def metrics_of(run: RunFolder) -> list[dict[str, float]]:
     return found
 
 
-def refusal(folder: Path, size: int, **settings: Any) -> str:
-    model, _, _ = check_opens(folder, str(folder), "model")
-    setting, sentence = mistake(check_divides, model, parse({"model": str(folder), "data": "none"} | settings), size)
-    assert setting == "parallelism"
-    return sentence
-
-
 def test_heads_that_do_not_divide_are_refused_before_anything_is_read(tmp_path: Path) -> None:
     """mlx-lm divides the count with `//`, and would compute other numbers with other heads."""
     folder = random_models.tiny_model(tmp_path / "model", "qwen3", hidden=64, own=HEADS)
-    assert refusal(folder, 4).endswith("among 4 machines: its n_kv_heads of 2 does not divide by 4.")
+    setting, sentence = mistake(check_divides, check_opens(folder, str(folder), "model")[0], config_of(folder), 4)
+    assert setting == "parallelism"
+    assert sentence.endswith("among 4 machines: its n_kv_heads of 2 does not divide by 4.")
 
 
 @pytest.mark.parametrize(("arch", "reason"), [("qwen3", ""), ("gpt2", "has no code that"), ("minimax", "norms across")])
