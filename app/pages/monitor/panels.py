@@ -8,7 +8,7 @@ from typing import Any
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QFont, QGuiApplication, QHideEvent, QPaintEvent, QResizeEvent, QShowEvent, QTextCursor
-from PySide6.QtWidgets import QBoxLayout, QFrame, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
 from app.state.guide import place_of
@@ -32,7 +32,6 @@ from backend.utils.text import as_in_a_terminal
 
 MAX_READ = 64 << 10  # bytes read at a time
 FOLDED = 2
-NARROW = 860
 MOST_OF_PAGE = 0.25  # share of the page's height that findings may take
 
 
@@ -229,17 +228,8 @@ class HealthRow(QFrame):
             for text, tip, on_click in actions
         ]
         head = row(title, (label(when(episode), theme.caption_font(), "caption"), 1))
-        self._box = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
-        self._box.setContentsMargins(theme.GUTTER, 4, 12, 4)
-        self._box.setSpacing(theme.SPACE)
-        self._box.addLayout(column(head, self.text, spacing=2), 1)
-        links = holder(row(*self.links, spacing=2 * theme.SPACE))
-        self._box.addWidget(links, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
-
-    def heightForWidth(self, width: int) -> int:
-        directions = QBoxLayout.Direction
-        self._box.setDirection(directions.TopToBottom if width < NARROW else directions.LeftToRight)
-        return super().heightForWidth(width)
+        links = row(*self.links, None, spacing=2 * theme.SPACE)
+        column(head, self.text, links, into=self, spacing=2, margins=(theme.GUTTER, 4, 12, 4))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)

@@ -29,7 +29,7 @@ REWARD, SCORES, MEAN, WEIGHT, TIME = range(5)
 HISTOGRAM_ROLE = Qt.ItemDataRole.UserRole
 """Item role of the Scores column: (scores, colour)."""
 BINS, MAX_BAR_WIDTH = 24, 16
-SHORT, TALL = 430, 630
+MOST_ROWS = 6  # functions on the board without scrolling
 STALE = {
     "level": "note",
     "sentence": "Settings or files have changed since these scores.",
@@ -150,9 +150,9 @@ class FindingsCard(QFrame):
         self.fit()
 
     def fit(self) -> None:
-        """Show all in at most half of the height that there is; beyond it the findings scroll."""
+        """Show all in at most two fifths of the height that there is; beyond it the findings scroll."""
         needed = self._column.heightForWidth(self._area.viewport().width())  # −1 of none
-        self._area.setFixedHeight(min(max(0, needed), self.results.height() // 2))
+        self._area.setFixedHeight(min(max(0, needed), self.results.height() * 2 // 5))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         self.fit()
@@ -164,7 +164,7 @@ class BenchResults(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         below = QWidget(self)
-        self.verdict, self._most_rows = FindingsCard(self), 6
+        self.verdict = FindingsCard(self)
         self.functions, self.completions = BenchFunctionModel(self), CompletionModel(self, is_brief=True)
         no_bar, edit = Qt.ScrollBarPolicy.ScrollBarAlwaysOff, QAbstractItemView.EditTrigger
         edits = edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed
@@ -172,7 +172,7 @@ class BenchResults(QWidget):
         configure(board, editTriggers=edits, horizontalScrollBarPolicy=no_bar, activated=self._edit_weight)
         board.setItemDelegateForColumn(SCORES, CellDelegate(HISTOGRAM_ROLE, draw_histogram, board))
         board.setItemDelegateForColumn(WEIGHT, WeightDelegate(board, is_framed=True))
-        self.functions.modelReset.connect(lambda: board.fit_rows(self._most_rows))
+        self.functions.modelReset.connect(lambda: board.fit_rows(MOST_ROWS))
         connect(self._show_error, board.clicked, board.activated)
         self.table = CompletionTable(self.completions)
         text = "Sample a few completions to see the scores of each function and how much the groups differ."
@@ -182,9 +182,6 @@ class BenchResults(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         self.verdict.fit()
-        height = round(self.height() / theme.text_scale())
-        self._most_rows = 3 if height < SHORT else 5 if height < TALL else 8
-        self.board.fit_rows(self._most_rows)
 
     def _show_error(self, index: QModelIndex) -> None:
         if error := self.functions.rows[index.row()]["error"]:

@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QFileSystemWatcher, QPoint, Qt, QTimer, Signal
+from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QHideEvent, QKeySequence, QResizeEvent, QShortcut, QShowEvent
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QInputDialog, QMenu, QWidget
 
@@ -31,7 +31,6 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_names import name_of
 from backend.runs.run_record import RunRecord, change_notes, freeable_space, tags_in
 from backend.runs.run_search import HINT, all_keys, asks_for_archived, search
-from backend.utils import places
 from backend.utils.errors import UserError
 
 EVERY_MS = 2000  # interval at which the runs are checked for changes while the page is visible
@@ -50,7 +49,6 @@ class RunsPage(QWidget):
         self.session = session
         self.runs = RunList(session.prefs.folder, self)
         configure(self.runs, listed=self._on_listed, read=self._on_read, settled=self._on_settled)
-        self._watcher = configure(QFileSystemWatcher(self), directoryChanged=lambda _: self.refresh())
         self._refresh_timer = configure(QTimer(self, interval=EVERY_MS), timeout=self.refresh)
         self._comparison: CompareView | None = None
 
@@ -175,12 +173,8 @@ class RunsPage(QWidget):
         self.runs.timer.stop()
 
     def refresh(self) -> None:
-        if not self.isVisible() or self.runs.is_reading:
-            return
-        folder = places.runs_folder()  # it may not exist before the first run
-        if folder.is_dir() and str(folder) not in self._watcher.directories():
-            self._watcher.addPath(str(folder))
-        self.runs.refresh()
+        if self.isVisible() and not self.runs.is_reading:
+            self.runs.refresh()
 
     def _on_listed(self, paths: set[Path]) -> None:
         self.model.keep_only(paths)
