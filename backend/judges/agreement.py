@@ -263,7 +263,7 @@ class Examination:
     """A judge or reward model, and what it will be asked about these completions and the user's cases of it."""
 
     def __init__(self, model: ModelReward, groups: Iterable[Group], cases: Iterable[Case]) -> None:
-        self.model, self.name = model, model.about.name
+        self.model, self.name = model, model.name
         self.kind: Kind = model.mode if isinstance(model, Judge) else "model"
         labelled: list[tuple[Group, float | None]] = [(group, None) for group in groups]
         for case in cases:  # of a rubric, a case may have been kept under another judge's name
@@ -319,6 +319,6 @@ def examinations(
     listed: list[Examination] = []
     for model in open_model_rewards([entry for entry in entries if entry in chosen], Path.cwd()).values():
         rubric = model.rubric_file if isinstance(model, Judge) else None
-        own = [case for case in kept if model.about.name in case["expected"]] + (read_cases(rubric) if rubric else [])
+        own = [case for case in kept if model.name in case["expected"]] + (read_cases(rubric) if rubric else [])
         listed.append(Examination(model, groups, [*own, *cases]))
     return listed

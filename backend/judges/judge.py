@@ -21,7 +21,6 @@ from backend.judges.server import FailedCallError, Messages, Server, Unreachable
 from backend.rewards.calls import Poll
 from backend.rewards.catalogue import RewardCall
 from backend.rewards.functions.judge import judge as parameters
-from backend.rewards.registry import FunctionDescription
 from backend.rewards.scoring import Answer, TrainerState
 from backend.runs.events import JsonLines, read_events
 from backend.types import Group, Problem, content_text
@@ -74,7 +73,7 @@ class Judge:
         except ValueError as error:
             raise UserError(SETTING, f"{call.text} cannot be used: {error}.") from None
         arguments: dict[str, Any] = parameters.__kwdefaults__ | call.arguments
-        self.about = FunctionDescription(call.name)  # its name in metrics
+        self.name = call.name  # in metrics
         self.mode: Literal["group", "single"] = arguments["mode"]
         self.rubric, self.rubric_file = read_rubric(arguments["rubric"]), rubric_path(arguments["rubric"])
         self.uses_mlx = arguments["url"] == "local"  # it shares the device with sampling
@@ -134,7 +133,7 @@ class Judge:
             found = {key: asked.result() if (asked := self._asked.get(key)) else self._known[key] for key, _ in places}
             cached = sum(key not in self._asked for key, _ in places)
             if self._unreachable and self._arguments["when_unreachable"] == "pause":
-                raise UnreachableJudgeError(self.about, self._unreachable)
+                raise UnreachableJudgeError(self.name, self._unreachable)
             if self._unreachable:
                 self._note("unreachable", self._unreachable)
         finally:
@@ -149,11 +148,10 @@ class Judge:
             "cached": cached / max(1, len(scores)),
             "seconds": time.monotonic() - began,
         }
-        name = self.about.name
         return Answer(
             scores=[scores],
-            columns={f"{name}/explanation": explanations},
-            metrics={f"judge/{name}/{metric}": value for metric, value in metrics.items()},
+            columns={f"{self.name}/explanation": explanations},
+            metrics={f"judge/{self.name}/{metric}": value for metric, value in metrics.items()},
             notes=notes,
         )
 
@@ -292,7 +290,7 @@ class Judge:
         """Once for each cause."""
         if cause not in self.causes:
             self.causes[cause] = why
-            name = quote(self.about.name, 40)
+            name = quote(self.name, 40)
             self._notes.append(f"The judge {name} gave no score for some completions: {why}. They count without it.")
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from backend.rewards.calls import Failure, RewardError
 from backend.rewards.catalogue import JUDGE, builtin_rewards, find_call, read_call, reward_faults, rewards_in_file
-from backend.rewards.registry import FunctionDescription
 from backend.types import Group
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
@@ -33,8 +32,8 @@ Block = tuple[Sequence[float], Sequence[float]]  # x and y of the same observati
 class UnreachableJudgeError(RewardError):
     """A judge's server is gone, and the run should pause until it is back."""
 
-    def __init__(self, judge: FunctionDescription, why: str) -> None:
-        sentence = f"The judge {quote(judge.name, 40)} cannot score: {why}."
+    def __init__(self, name: str, why: str) -> None:
+        sentence = f"The judge {quote(name, 40)} cannot score: {why}."
         super().__init__(Failure(why), ("reward_functions", sentence))
 
 

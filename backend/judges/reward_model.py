@@ -33,7 +33,6 @@ from backend.models.policy import QUANTIZATION, is_quantised, quantize
 from backend.models.tokenizers import load_tokenizer
 from backend.rewards.calls import Failure, Poll, RewardError
 from backend.rewards.catalogue import RewardCall
-from backend.rewards.registry import FunctionDescription
 from backend.rewards.scoring import Answer, TrainerState, inputs_for, samples_of
 from backend.types import Group, content_text
 from backend.utils.errors import UserError
@@ -62,7 +61,7 @@ class RewardModel:
     def __init__(self, call: RewardCall, base: Path) -> None:
         """Checks its config.json, and its weights if they are here. Raises UserError for another kind of model."""
         path = user_path(call.function, SETTING, base)
-        self.about, self.bits = FunctionDescription(call.name), call.arguments.get("quantization")
+        self.name, self.bits = call.name, call.arguments.get("quantization")
         self.source = str(path) if is_folder(path) else call.function
         self._model: nn.Module | None = None
         self._tokenizer: Any = None
@@ -174,7 +173,7 @@ class RewardModel:
         return UserError(SETTING, f"{quote(self.source, 60)} cannot be used as a reward model: {reason}.")
 
     def _failed(self, what: str) -> RewardError:
-        return RewardError(Failure(what), (SETTING, f"The reward model {self.about.name} {what}."))
+        return RewardError(Failure(what), (SETTING, f"The reward model {self.name} {what}."))
 
 
 def reward_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:

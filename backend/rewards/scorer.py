@@ -171,7 +171,7 @@ class Scorer:
             (scores,) = found.scores
             scored[index] = scores, time.perf_counter() - began
             answer.columns.update(found.columns)
-            answer.metrics.update(found.metrics | model_reward.score_metrics(model.about.name, groups, scores))
+            answer.metrics.update(found.metrics | model_reward.score_metrics(model.name, groups, scores))
             self.model_notes += found.notes
             printed += found.notes if captures else []
         scores, seconds = zip(*(scored[index] for index in indices), strict=True)

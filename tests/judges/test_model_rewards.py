@@ -20,7 +20,6 @@ from backend.judges.reward_model import RewardModel
 from backend.rewards.bench import RewardBench, score_groups
 from backend.rewards.calls import Failure, RewardError, ThreadCaller
 from backend.rewards.catalogue import RewardCall, canonical_entry, metric_name, read_call, with_absolute_file
-from backend.rewards.registry import FunctionDescription
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import Answer, FunctionHost, RewardSource, TrainerState
 from backend.trainer.memory.model_shape import shape_of
@@ -40,7 +39,7 @@ class LengthModel:
     uses_mlx = True
 
     def __init__(self, name: str, factor: float) -> None:
-        self.about, self.factor = FunctionDescription(name), factor
+        self.name, self.factor = name, factor
         self.calls: list[object] = []
 
     def load(self, folder: Path | None) -> None:
@@ -55,7 +54,7 @@ class LengthModel:
         if "" in texts:
             raise RewardError(Failure(FAILURE), ("reward_functions", FAILURE))
         scores = [None if text == "?" else self.factor * len(text) for text in texts]
-        return Answer(scores=[scores], columns={f"{self.about.name}/explanation": texts}, metrics={"judge/calls": 1.0})
+        return Answer(scores=[scores], columns={f"{self.name}/explanation": texts}, metrics={"judge/calls": 1.0})
 
     def close(self) -> None:
         self.calls.append("close")
