@@ -15,6 +15,7 @@ import pytest
 
 from backend.config.checks import cross_setting_faults
 from backend.config.config import resolve_paths
+from backend.rewards.calls import wait_on
 from backend.tools.load import McpServers
 from backend.types import ToolCall, ToolResult
 from backend.utils.child_process import module_command
@@ -128,9 +129,6 @@ def http(url: str, stdio: McpServers) -> Iterator[McpServers]:
     host.close()
 
 
-def poll() -> None: ...
-
-
 def start(taken: dict[str, str] | None = None, **servers: Any) -> McpServers:
     return McpServers(servers, 10.0, taken or {})
 
@@ -165,7 +163,7 @@ def test_tools_of_a_server_are_listed_and_called(transport: str, request: pytest
     picture, wrong = last
     assert picture.failed and "content of type image, and the model reads only text" in picture.content
     assert wrong.failed and wrong.content.startswith("{'error': ") and "text" in wrong.content
-    assert both[0].seconds >= 0.1 and host.finished(5, poll) == []
+    assert both[0].seconds >= 0.1 and host.finished(5, wait_on) == []
 
 
 def test_slow_calls_end_and_conversations_run_side_by_side(stdio: McpServers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,11 +175,11 @@ def test_slow_calls_end_and_conversations_run_side_by_side(stdio: McpServers, mo
 
 
 def test_stopped_rollout_gives_no_results_to_the_next(stdio: McpServers) -> None:
-    ((number, text),) = stdio.begin([{}], poll)
-    stdio.submit(number, [ToolCall("echo", {"text": "late"})], poll)
+    ((number, text),) = stdio.begin([{}], wait_on)
+    stdio.submit(number, [ToolCall("echo", {"text": "late"})], wait_on)
     time.sleep(0.1)
     assert text is None and run(stdio, [("echo", {"text": "a"})])[0][0].content == "a"
-    assert stdio.finished(0.1, poll) == []
+    assert stdio.finished(0.1, wait_on) == []
 
 
 def test_server_that_ends_fails_its_calls_and_starts_again(request: pytest.FixtureRequest) -> None:

@@ -199,25 +199,22 @@ class FakeHost:
         self.log.append("closed")
 
 
-def poll() -> None: ...
-
-
 def test_calls_of_a_turn_run_in_order_at_the_hosts_that_have_them() -> None:
     log: list[str] = []
     host = SeveralHosts([FakeHost(log, 10, "a", "b", text="hello"), FakeHost(log, 20, "c")])
     assert tool_names(host.schemas.of("")) == ["a", "b", "c"]
-    assert host.begin([{}, {}], poll) == [(10, "hello"), (11, "hello")]
-    host.submit(10, [ToolCall(name, {}) for name in ("a", "c", "c", "unknown", "b")], poll)
-    host.submit(11, [ToolCall("c", {})], poll)
+    assert host.begin([{}, {}], wait_on) == [(10, "hello"), (11, "hello")]
+    host.submit(10, [ToolCall(name, {}) for name in ("a", "c", "c", "unknown", "b")], wait_on)
+    host.submit(11, [ToolCall("c", {})], wait_on)
     ended: dict[int, list[str]] = {}
     while len(ended) < 2:
-        ended |= {number: [each.content for each in results] for number, results in host.finished(1.0, poll)}
+        ended |= {number: [each.content for each in results] for number, results in host.finished(1.0, wait_on)}
     assert ended == {10: ["10", "20", "20", "10", "10"], 11: ["20"]}
-    assert log == ["10: a", "21: c", "20: c c", "10: unknown b"] and host.finished(1.0, poll) == []
+    assert log == ["10: a", "21: c", "20: c c", "10: unknown b"] and host.finished(1.0, wait_on) == []
     assert host.new_notes() == ["note 10", "note 20"]
-    host.submit(11, [ToolCall("a", {})], poll)
-    host.begin([{}], poll)
-    assert host.finished(1.0, poll) == [], "the rollout before was stopped"
+    host.submit(11, [ToolCall("a", {})], wait_on)
+    host.begin([{}], wait_on)
+    assert host.finished(1.0, wait_on) == [], "the rollout before was stopped"
     host.close()
     assert log[-2:] == ["closed", "closed"]
 
