@@ -117,17 +117,18 @@ class Scorer:
         state: TrainerState,
         poll: Poll = wait_on,
     ) -> Answer:
-        """Fill in each completion's `scores` (None for no opinion) and `reward` (Σ w·score over the others, or None)
-        with a stage's functions. Raises RewardError and what `poll` raises, changing nothing."""
+        """Fill in each completion's `scores` (None for no opinion), `reward` (Σ w·score over the others, or None) and
+        `logged` with a stage's functions. Raises RewardError and what `poll` raises, changing nothing."""
         samples = scoring.samples_of(groups)
         if not samples:
             return Answer()
         functions = self.load(poll)[stage]
         scored = self.call(groups, stage, range(len(functions)), state, poll=poll)
         names = [function.name for function in functions]
-        for (_, completion), row in zip(samples, zip(*scored.scores, strict=True), strict=True):
+        for i, ((_, completion), row) in enumerate(zip(samples, zip(*scored.scores, strict=True), strict=True)):
             completion.scores = dict(zip(names, row, strict=True))
             completion.reward = scoring.total_reward(row, weights)
+            completion.logged |= {column: values[i] for column, values in scored.columns.items()}
         return scored
 
     def call(

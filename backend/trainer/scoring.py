@@ -84,12 +84,7 @@ class ScoringStages:
         if not stage.functions:
             return {}
         state = TrainerState(max(step - 1, 0), self.steps, epoch, self.config.max_completion_length)
-        report = self.scorer.score(groups, stage.index, stage.weights.at(step), state, polled)
-        completions = [completion for group in groups for completion in group.completions]
-        for name, column in report.columns.items():
-            for completion, value in zip(completions, column, strict=True):
-                completion.logged[name] = value
-        return report.metrics
+        return self.scorer.score(groups, stage.index, stage.weights.at(step), state, polled).metrics
 
     def fill_advantages(self, groups: Sequence[Group], step: int) -> dict[str, float]:
         """Fill in every scored completion's advantage. Returns the reward metrics of the groups."""
