@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QEvent, QModelIndex, Qt
+from PySide6.QtCore import QEvent, Qt
 from PySide6.QtGui import QGuiApplication, QKeyEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel, QLineEdit
@@ -355,40 +355,10 @@ def test_ctrl_s_saves_the_file(editor: CodeEditor, qtbot) -> None:
 A, B, C, D, E = DEFAULT_REWARDS
 
 
-def drag(panel: RewardPanel, row: int, to: int) -> None:
-    """What Qt does with a row that is dropped before row `to`."""
-    model = panel.model
-    data = model.mimeData([model.index(row, LABEL)])
-    taken = model.dropMimeData(data, Qt.DropAction.MoveAction, to, 0, QModelIndex())
-    assert taken is False, "else the view would take the row out as well"
-
-
 def click_cell(panel: RewardPanel, row: int, column: int) -> None:
     table = panel.table
     pos = table.visualRect(panel.model.index(row, column)).center()
     QTest.mouseClick(table.viewport(), Qt.MouseButton.LeftButton, pos=pos)
-
-
-def test_drag_reorders(panel: RewardPanel, draft: Draft) -> None:
-    draft.set("reward_weights", [1.0, 2.0, 3.0, 4.0, 5.0])
-    drag(panel, 4, 1)
-    assert draft.value("reward_functions") == [A, E, B, C, D]
-    assert draft.value("reward_weights") == [1.0, 5.0, 2.0, 3.0, 4.0]
-    drag(panel, 0, 5)
-    assert draft.value("reward_functions") == [E, B, C, D, A]
-
-
-def test_alt_arrow_moves_a_row(panel: RewardPanel, draft: Draft) -> None:
-    table = panel.table
-    table.setCurrentIndex(panel.model.index(0, LABEL))
-    QTest.keyClick(table, Qt.Key.Key_Down, Qt.KeyboardModifier.AltModifier)
-    assert draft.value("reward_functions") == [B, A, C, D, E]
-    assert table.currentIndex().row() == 1, "the cursor goes with it"
-    for _ in range(9):
-        QTest.keyClick(table, Qt.Key.Key_Down, Qt.KeyboardModifier.AltModifier)
-    assert draft.value("reward_functions") == [B, C, D, E, A]
-    QTest.keyClick(table, Qt.Key.Key_Up, Qt.KeyboardModifier.AltModifier)
-    assert draft.value("reward_functions") == [B, C, D, A, E]
 
 
 def test_entry_with_arguments(panel: RewardPanel, draft: Draft, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from PySide6.QtCore import QModelIndex, Qt
+from PySide6.QtCore import Qt
 
 from app.pages.monitor.monitor_page import MonitorPage
 from app.pages.runs.runs_page import QueuePanel, RunsPage
@@ -180,17 +180,6 @@ def test_keys_and_buttons_act_on_the_selected_run(panel: QueuePanel, qtbot) -> N
     assert names(panel) == "ca"
     panel.remove_button.click()
     assert names(panel) == "a"
-
-
-@pytest.mark.parametrize(
-    ("origin", "gap", "order"), [(0, 2, "bac"), (0, 3, "bca"), (2, 0, "cab"), (1, -1, "acb"), (1, 2, "abc")]
-)
-def test_dragging_moves_a_run_into_a_gap(panel: QueuePanel, origin: int, gap: int, order: str) -> None:
-    """Qt counts gaps between rows; below the last row it says −1."""
-    model = panel.model
-    data = model.mimeData([model.index(origin, column) for column in range(4)])
-    assert model.dropMimeData(data, Qt.DropAction.MoveAction, gap, 0, QModelIndex()) is False
-    assert names(panel) == order
 
 
 def test_the_queue_pauses_and_an_empty_one_hides(panel: QueuePanel) -> None:

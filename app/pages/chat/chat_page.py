@@ -39,8 +39,6 @@ from backend.utils.files import is_file
 CHECK_MS = 2000
 LEFT_MS = 120_000
 WIDE = 980
-TURNS_AT_ONCE = 4
-"""Turns of a kept conversation that are laid out in one turn of the event loop."""
 BROWSE = "browse"
 
 
@@ -293,14 +291,10 @@ class ChatPage(QWidget):
         turns, transcript = self.chat.turns, self.transcript
         if len(turns) < len(transcript.answers):
             transcript.clear()
-        shown = len(transcript.answers)
-        for index in range(shown, min(len(turns), shown + TURNS_AT_ONCE)):
-            turn = turns[index]
-            transcript.add_turn(turn)
-            for side in turn.answers:
+        for index in range(len(transcript.answers), len(turns)):
+            transcript.add_turn(turns[index])
+            for side in turns[index].answers:
                 self._show_answer(index, side)
-        if len(transcript.answers) < len(turns):
-            QTimer.singleShot(0, self, self._show_turns)
         self._show()
 
     def _show_answer(self, index: int, side: str) -> None:

@@ -7,9 +7,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QPoint, Qt, QTimer, Signal
+from PySide6.QtCore import QPoint, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QKeySequence, QResizeEvent, QShortcut, QShowEvent
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QInputDialog, QMenu, QWidget
+from PySide6.QtWidgets import QFrame, QInputDialog, QMenu, QWidget
 
 from app import theme
 from app.pages.runs.compare_view import CompareView
@@ -24,7 +24,7 @@ from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import REMOVE_KEYS, EmptyState, button, key_name, label, plain_tip, show_text
 from app.widgets.basic.layout import card, column, configure, connect, holder, row, splitter, stack, wrap_in_card
 from app.widgets.basic.number_format import DASH
-from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, Column, DraggedRowsModel
+from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, Column, RowsModel
 from backend.runs.archive import raw_settings
 from backend.runs.queue import is_fresh
 from backend.runs.run_folder import RunFolder
@@ -369,18 +369,13 @@ class QueueRow:
     has_begun: bool = False
 
 
-class QueueModel(DraggedRowsModel):
-    """The rows in the order of the queue. `dropped(from, to)`: a row was dragged; the queue changes the order."""
-
-    DRAG_TYPE = "application/x-grpo-studio-queue-place"
+class QueueModel(RowsModel):
     columns = (
         Column("Place", 40, is_figure=True, colour="muted"),
         Column("Run"),
         Column("Model", 260, colour="muted"),
         Column("Steps", 100, is_figure=True, colour="muted"),
     )
-    dropped = Signal(int, int)
-
     rows: list[QueueRow]
 
     def text(self, row: QueueRow, column: int) -> str:
@@ -391,33 +386,30 @@ class QueueModel(DraggedRowsModel):
     def tip(self, row: QueueRow, column: int) -> str | None:
         return plain_tip(str(row.run.path) if column == 1 else row.model) if column in (1, 2) else None
 
-    def drop_row(self, origin: int, target: int) -> None:
-        self.dropped.emit(origin, target - 1 if target > origin else target)
-
 
 class QueuePanel(QFrame):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)  # before `refresh` shows it: a widget without a parent opens as a window
         self.setProperty("role", "card")
         self._session, self._queue = session, session.queue
-        self.model = configure(QueueModel(self), dropped=self._move)
+        self.model = QueueModel(self)
         name = "Waiting runs, in their order"
         table = self.table = BaseTable(model=self.model, name=name, single=True, resizable=True)
-        table.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
-        configure(table, dragDropOverwriteMode=False, dropIndicatorShown=True, activated=lambda _: self._edit())
+        table.activated.connect(lambda _: self._edit())
         table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs and models differ at their end
         table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
         table.horizontalHeader().hide()  # for a copy it names the columns; here they explain themselves
-        keys = {
-            "Alt+Up": lambda: self._shift(-1),
-            "Alt+Down": lambda: self._shift(1),
-            "Alt+Home": self._shift,
-            REMOVE_KEYS: self._remove,
-        }
-        for sequence, slot in keys.items():
-            QShortcut(sequence, table, slot, context=Qt.ShortcutContext.WidgetShortcut)
+        table.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
+        for text, keys, slot in (
+            ("Run next", "Alt+Home", lambda: self._shift()),
+            ("Move up", "Alt+Up", lambda: self._shift(-1)),
+            ("Move down", "Alt+Down", lambda: self._shift(1)),
+            ("Remove", REMOVE_KEYS, lambda: self._remove()),
+        ):
+            action = table.addAction(text, QKeySequence(keys), slot)
+            action.setShortcutContext(Qt.ShortcutContext.WidgetShortcut)
         self.status = ElidedLabel(role="muted")
-        tip = "Put it first (Alt+Home); Alt+Up, Alt+Down and dragging move it"
+        tip = "Put it first (Alt+Home); Alt+Up and Alt+Down move it"
         self.next_button = button("Run next", self._shift, tip=tip)
         self.edit_button = button("Edit settings", self._edit, tip="Load its settings into the form (Return)")
         self.remove_button = button("Remove", self._remove)
@@ -486,12 +478,10 @@ class QueuePanel(QFrame):
 
     def _shift(self, by: int | None = None) -> None:
         """Move the selected run by so many places, without a number to the first."""
-        for place in self.table.selected_rows():
-            self._move(place, 0 if by is None else place + by)
-
-    def _move(self, origin: int, place: int) -> None:
-        if origin != place and 0 <= place < len(self.model.rows):
-            self._queue.change(self._queue.file.move, self.model.rows[origin].run, place)
+        for origin in self.table.selected_rows():
+            place = 0 if by is None else origin + by
+            if origin != place and 0 <= place < len(self.model.rows):
+                self._queue.change(self._queue.file.move, self.model.rows[origin].run, place)
 
     def _edit(self) -> None:
         if (chosen := self.selected()) is not None and not chosen.has_begun:

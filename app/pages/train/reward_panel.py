@@ -20,7 +20,7 @@ from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import REMOVE_KEYS, button, explain_at, label, plain_tip, show_text
 from app.widgets.basic.layout import card, clear_layout, column, configure, connect, grid, holder, row, set_tab_order
 from app.widgets.basic.number_format import DASH, counted, figure
-from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index
+from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from app.widgets.form import value_text
 from app.widgets.reward_delegates import TickDelegate, WeightDelegate
 from backend.config.setting import has_default_rewards
@@ -45,7 +45,6 @@ JUDGE_CHOICES = {
     "mode": {"group": "A group together", "single": "Each answer alone"},
     "when_unreachable": {"pause": "Pause the run", "skip": "Go on without its scores"},
 }
-_STEPS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 _YES_NO = {"true": "Yes", "false": "No"}
 _KIND_WORDS = {"bool": "yes or no", "int": "whole number", "float": "number", "list": "list", "str": "text"}
 
@@ -60,8 +59,7 @@ class RewardRow:
     known: bool = True
 
 
-class RewardModel(DraggedRowsModel):
-    DRAG_TYPE = "application/x-grpo-studio-reward"
+class RewardModel(RowsModel):
     columns = (
         Column("Use", 44, font=theme.body_font),
         Column("Reward", 136, font=theme.body_font),
@@ -104,22 +102,6 @@ class RewardModel(DraggedRowsModel):
             each.ticked, each.weight = each.entry.name in catalogue.DEFAULT_REWARDS, 1.0
         self._emit_picked()
 
-    def drop_row(self, origin: int, target: int) -> bool:
-        """Move a ticked row, counting only ticked rows; False if that changes nothing."""
-        ticked = [i for i, other in enumerate(self.rows) if other.ticked]
-        if origin not in ticked:
-            return False
-        old, new = ticked.index(origin), sum(i < target for i in ticked)
-        new -= new > old  # removing the row shifts those after it
-        if new == old:
-            return False
-        order = [self.rows[i] for i in ticked]
-        order.insert(new, order.pop(old))
-        for i, moved in zip(ticked, order, strict=True):
-            self.rows[i] = moved
-        self._emit_picked()
-        return True
-
     @property
     def ticked(self) -> list[RewardRow]:
         return [row for row in self.rows if row.ticked]
@@ -127,9 +109,6 @@ class RewardModel(DraggedRowsModel):
     def _emit_picked(self) -> None:
         self.repaint()
         self.picked.emit({row.entry.name: row.weight for row in self.ticked})
-
-    def can_drag(self, row: int) -> bool:
-        return self.rows[row].ticked
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         flags = super().flags(index)
@@ -208,11 +187,9 @@ class RewardTable(BaseTable):
         self.setItemDelegateForColumn(USE, TickDelegate(self))
         self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))
         edit, no_bar = QAbstractItemView.EditTrigger, Qt.ScrollBarPolicy.ScrollBarAlwaysOff
-        self.setAccessibleDescription("Space ticks a row; a digit changes its weight; Alt with the arrows moves it.")
+        self.setAccessibleDescription("Space ticks a row; a digit changes its weight.")
         self.setEditTriggers(edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed | edit.AnyKeyPressed)
-        self.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
-        configure(self, dragDropOverwriteMode=False, wordWrap=True)
-        configure(self, verticalScrollBarPolicy=no_bar, horizontalScrollBarPolicy=no_bar)
+        configure(self, wordWrap=True, verticalScrollBarPolicy=no_bar, horizontalScrollBarPolicy=no_bar)
         self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW))
         self.clicked.connect(lambda index: index.column() == WEIGHT and self.edit(index))
         model.modelReset.connect(lambda: self.fit_rows(len(model.rows)))
@@ -228,20 +205,8 @@ class RewardTable(BaseTable):
         self.setColumnHidden(FUNCTION, space - width[FUNCTION] < MIN_SCORES_WIDTH)
         self.setColumnHidden(SOURCE, space - width[FUNCTION] - width[SOURCE] < MIN_SCORES_WIDTH)
 
-    def move_row(self, by: int) -> None:
-        row, rows = self.currentIndex().row(), self._model.rows
-        if not 0 <= row < len(rows):
-            return
-        moved = rows[row]
-        others = [i for i, other in enumerate(rows) if other.ticked and (i - row) * by > 0]
-        if others and self._model.drop_row(row, others[0] + 1 if by > 0 else others[-1]):
-            place = next(i for i, other in enumerate(self._model.rows) if other.entry.name == moved.entry.name)
-            self.setCurrentIndex(self._model.index(place, self.currentIndex().column()))
-
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.modifiers() & Qt.KeyboardModifier.AltModifier and event.key() in _STEPS:
-            self.move_row(_STEPS[Qt.Key(event.key())])
-        elif event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
+        if event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
             self.remove_requested.emit()
         else:
             super().keyPressEvent(event)

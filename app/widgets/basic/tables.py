@@ -7,7 +7,6 @@ from typing import Any
 from PySide6.QtCore import (
     QAbstractTableModel,
     QItemSelectionModel,
-    QMimeData,
     QModelIndex,
     QObject,
     QPersistentModelIndex,
@@ -141,42 +140,6 @@ class TextsModel(RowsModel):
 
     def tip(self, row: Sequence[str], column: int) -> str:
         return plain_tip(row[column])
-
-
-class DraggedRowsModel(RowsModel):
-    """Rows can be dragged within the table; `DRAG_TYPE` is the MIME type of a dragged row's number."""
-
-    DRAG_TYPE = ""
-
-    def can_drag(self, row: int) -> bool:
-        return True
-
-    def flags(self, index: Index) -> Qt.ItemFlag:
-        if not index.isValid():
-            return Qt.ItemFlag.ItemIsDropEnabled  # between two rows; dropping onto one would mean nothing
-        flags = super().flags(index)
-        return flags | Qt.ItemFlag.ItemIsDragEnabled if self.can_drag(index.row()) else flags
-
-    def drop_row(self, origin: int, target: int) -> object:
-        """Row `origin` was dropped before row `target`, or behind the last one."""
-        raise NotImplementedError
-
-    def supportedDropActions(self) -> Qt.DropAction:
-        return Qt.DropAction.MoveAction
-
-    def mimeTypes(self) -> list[str]:
-        return [self.DRAG_TYPE]
-
-    def mimeData(self, indexes: Sequence[QModelIndex]) -> QMimeData:
-        data = QMimeData()
-        data.setData(self.DRAG_TYPE, str(indexes[0].row()).encode())
-        return data
-
-    def dropMimeData(self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: Index) -> bool:
-        if data.hasFormat(self.DRAG_TYPE):
-            target = row if row >= 0 else parent.row() if parent.isValid() else self.rowCount()
-            self.drop_row(int(bytes(data.data(self.DRAG_TYPE).data())), target)
-        return False  # on True the view would delete the row that was dragged
 
 
 class CellDelegate(QStyledItemDelegate):
