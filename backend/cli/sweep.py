@@ -20,7 +20,7 @@ from backend.config.config import parse
 from backend.data.rows import Splits, read_splits
 from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.runs.run_folder import hold_lock, inherited_lock
-from backend.runs.sweep import RANKS, SweepPlan, load_sweep, text_of, training_steps
+from backend.runs.sweep import RANKS, SweepPlan, load_sweep, text_of
 from backend.runs.sweep_results import (
     MEMBER_STATES,
     SweepFolder,
@@ -181,15 +181,15 @@ def _lines(out: TextIO) -> Callable[[SweepResults], None]:
 
 
 def _tell_plan(plan: SweepPlan, as_json: bool) -> None:
-    configurations, seeds, length, rungs = len(plan.configurations), len(plan.seeds), plan.steps, plan.rungs()
-    runs = configurations * seeds
-    steps = None if length is None else training_steps(configurations, seeds, length, rungs)
+    runs, length, rungs = len(plan.members()), plan.steps, plan.rungs()
+    steps = None if length is None else plan.total_steps(length)
     if as_json:
         settings = [asdict(each) for each in plan.configurations]
         about = {"name": plan.name, "seeds": plan.seeds, "runs": runs, "steps": length, "steps_together": steps}
         about |= {"rank_by": plan.rank_by, "rungs": [asdict(rung) for rung in rungs], "configurations": settings}
         return tell_json(about)
     each = length or "as many as their epochs or stages have"
+    configurations, seeds = len(plan.configurations), len(plan.seeds)
     tell(f"Configurations: {configurations}, seeds: {seeds}, runs: {runs}, steps of a run: {each}.")
     tell(f"Ranked by {RANKS[plan.rank_by].format(plan.metric)}.")
     for rung in rungs:

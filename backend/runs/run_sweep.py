@@ -35,7 +35,6 @@ from backend.runs.sweep_results import (
     SweepResults,
     fresh_results,
     measured,
-    rank,
     read_results,
     write_results,
 )
@@ -45,7 +44,7 @@ from backend.trainer.memory.plan import dtype_here
 from backend.trainer.preflight import preflight
 from backend.trainer.run_context import SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs, read_inputs
-from backend.trainer.run_process import end_run, ending_of, open_run, stops_as_exceptions
+from backend.trainer.run_process import end_run, ending_after, ending_of, open_run, stops_as_exceptions
 from backend.trainer.trackers.follow import RunTrackers
 from backend.trainer.trainer import RESTART, Ending, Trainer
 from backend.utils.errors import ConfigProblem, UserError
@@ -154,7 +153,7 @@ class Sweep:
         return Ending("finished", 0, sentence, 0)
 
     def _train_group(self, group: list[MemberRun], rung: Rung, *, parks: bool) -> None:
-        if not all(run.is_loaded for run in group if run.ending is None):
+        if not all(run.is_loaded for run in group):
             first = group[0].config
             dtype = dtype_here([stage for run in group for stage in stage_configs(run.config)])
             base = None if first.train_type == "full" else load_base(first.model_copy(update={"dtype": dtype[0]}))
@@ -162,11 +161,7 @@ class Sweep:
             for run in group:
                 self._turn(run, partial(run.load, shared))
 
-        def behind() -> list[int]:
-            open_runs = [(run.result.step, run.trainer.parts.steps) for run in group if run.trainer is not None]
-            return [step for step, steps in open_runs if step < min(rung.step, steps)]
-
-        while steps := behind():
+        while steps := [run.result.step for run in group if run.is_open and run.result.step < rung.step]:
             until = min((min(steps) // self.plan.round_steps + 1) * self.plan.round_steps, rung.step)
             for run in group:
                 if run.is_open and run.result.step < until:
@@ -199,7 +194,7 @@ class Sweep:
 
     def _judge(self, rung: Rung) -> None:
         alive = self.results.alive
-        best = sorted(alive, key=lambda each: rank(each, self.plan.metric))[: rung.keep]
+        best = self.results.ranked[: rung.keep]
         if all(each.value is None for each in alive):
             best = alive
             note = f"No run was stopped at step {rung.step}: no configuration has a {self.results.measure}."
@@ -245,9 +240,6 @@ class Sweep:
         self.echo(self.results)
 
 
-TURN_OVER = "turn over"  # the kind of an ending after which the run continues at its next turn
-
-
 class MemberRun:
     """One run of a sweep. `result` is its line of the sweep's results, `ending` its end in this process."""
 
@@ -259,7 +251,7 @@ class MemberRun:
         self._gpu_retries = self.config.retry_on_gpu_error if sweep.may_restart else 0  # each answered by a RESTART
         self.ending: Ending | None = None
         self.trainer: Trainer | None = None
-        self._lock: int | None = None
+        self._lock = -1  # held while the run is open
         self._completions_before = self.result.completions
 
     @property
@@ -323,16 +315,16 @@ class MemberRun:
             if reason := self.commands.stop_reason:
                 raise Stopped(reason)
 
-        def part() -> Ending:
-            with stops_as_exceptions(trainer, obey_signal):
-                return work(trainer) or Ending(TURN_OVER, trainer.state.step, "", 0)
-
         samplers = trainer.parts.samplers if trainer.has_parts else []  # the end of a run drops its parts
-        ending = ending_of(part, trainer)
+        try:
+            with stops_as_exceptions(trainer, obey_signal):
+                ending = work(trainer)
+        except Exception as error:
+            ending = ending_after(error, trainer.state.step)
         if samplers:
             self.result.completions = self._completions_before + sum(sampler.completions for sampler in samplers)
         self.result.step = trainer.state.step
-        if ending.kind != TURN_OVER:
+        if ending is not None:
             self._end(ending)
 
     def stop(self, sentence: str, *, is_given_up: bool = False) -> None:
@@ -357,16 +349,11 @@ class MemberRun:
     def leave(self) -> None:
         if self.trainer is not None:
             self.trainer.close()
-            self.ending = Ending(RESTART, self.trainer.state.step, "", 0)
             self._release()
 
     def _release(self) -> None:
-        if self.trainer is not None and self.trainer.has_parts:
-            del self.trainer.parts
         self.trainer = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        os.close(self._lock)
 
 
 def _train(trainer: Trainer, until: int) -> Ending | None:
@@ -412,7 +399,7 @@ class SweepInputs:
     def _known(self, rows: Rows) -> Rows:
         if isinstance(rows, LazyRows):  # on the disk, and to compare them would mean to read them
             return rows
-        known = next((known for known in self._rows if known == rows), None)
-        if known is None:
+        known = next((known for known in self._rows if known == rows), rows)
+        if known is rows:
             self._rows.append(rows)
-        return rows if known is None else known
+        return known

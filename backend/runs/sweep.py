@@ -125,6 +125,14 @@ class SweepPlan:
         every = 1 if self.rank_by == "training" else parse(self.base).steps_per_eval
         return rungs(self.halving, len(self.configurations), self.steps or 0, every)
 
+    def total_steps(self, steps: int) -> int:
+        """The steps of all runs together, of which each has at most `steps`."""
+        total, before, alive = 0, 0, len(self.configurations)
+        for rung in [*self.rungs(), Rung(steps, 0)]:
+            total += alive * (rung.step - before)
+            before, alive = rung.step, rung.keep
+        return total * len(self.seeds)
+
     @property
     def steps(self) -> int | None:
         """The length of every run in steps; None where the dataset decides (`epochs`, `stages`)."""
@@ -156,14 +164,6 @@ def rungs(halving: Halving | None, configurations: int, steps: int, steps_per_ev
     return found
 
 
-def training_steps(configurations: int, seeds: int, steps: int, at: list[Rung]) -> int:
-    total, before, alive = 0, 0, configurations
-    for rung in at:
-        total += alive * (rung.step - before)
-        before, alive = rung.step, rung.keep
-    return (total + alive * (steps - before)) * seeds
-
-
 def load_sweep(path: str | Path) -> SweepPlan:
     """The sweep of a YAML file; paths in it are relative to the file. Raises UserError."""
     path = user_path(str(path), "config")
@@ -192,54 +192,52 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
     if why := validation_error(raw):
         raise UserError("sweep", f"The sweep {why}.")
     found = [ConfigProblem(str(key), _unknown(str(key), KEYS, "a sweep")) for key in raw if key not in KEYS]
-    base, origin = dict[str, Any](), ""
+    values: dict[str, Any] = {"name": "sweep", "search": "grid", "seeds": [0], "halving": "off", "rank_by": "held_out"}
+    values |= {"trials": None, "search_seed": 0, "round_steps": ROUND_STEPS, **raw}
+    name, search, seeds, trials, halving = (values[key] for key in ("name", "search", "seeds", "trials", "halving"))
+    base, over, origin = dict[str, Any](), dict[str, Any](), ""
     if isinstance(raw.get("base"), dict) and raw["base"]:
         translation = read_file(raw["base"])
         base, origin = translation.values, summary(translation, "the base")
         found += translation.faults
     else:
         found.append(ConfigProblem("base", "The base must be a file of settings, or the settings themselves."))
-    search, over, varied = raw.get("search", "grid"), dict[str, Any](), raw.get("over")
-    for key, values in varied.items() if isinstance(varied, dict) else ():
+    varied = raw["over"] if isinstance(raw.get("over"), dict) else {}
+    for key, choices in varied.items():
         try:
-            over[str(key)] = _range_of(str(key), values, search)
+            over[str(key)] = _range_of(str(key), choices, search)
         except UserError as error:
             found += error.faults
-    numbers = {"seeds": [0], "trials": None, "search_seed": 0, "round_steps": ROUND_STEPS} | dict(raw)
-    seeds, trials, search_seed = (numbers[key] for key in ("seeds", "trials", "search_seed"))
-    is_random = search == "random"
-    has_trials = _is_count(trials, 1) and trials <= MOST_RUNS
-    are_seeds = isinstance(seeds, list) and bool(seeds) and all(_is_count(seed, 0) for seed in seeds)
     metric = raw.get("metric", default_score({"sft_targets": "dataset"} | base))
     # Under the name that evaluations have it by in the event log.
     metric = our_name(metric).removeprefix(EVALUATION) if isinstance(metric, str) else ""
-    rank_by, name, halving = raw.get("rank_by", "held_out"), raw.get("name", "sweep"), raw.get("halving", "off")
-    is_name = isinstance(name, str) and name and not set(name) & set('/\\:\n\t"') and not name.startswith(".")
-
-    def must(key: str, is_right: Any, sentence: str) -> None:
-        if not is_right:
-            found.append(ConfigProblem(key, sentence))
-
-    must("search", search in ("grid", "random"), f"The search cannot be {quote(search)}; it is grid or random.")
-    must("over", isinstance(varied, dict) and varied, "Over must list at least one setting with its values.")
-    must("seeds", are_seeds, "Seeds must be a list of whole numbers, such as [0, 1, 2].")
+    has_trials = _is_count(trials, 1) and trials <= MOST_RUNS
+    are_seeds = isinstance(seeds, list) and bool(seeds) and all(_is_count(seed, 0) for seed in seeds)
     is_single = not are_seeds or len(set(seeds)) == len(seeds)
-    must("seeds", is_single, "A seed is listed twice; the same seed gives the same run.")
+    is_name = isinstance(name, str) and name and not set(name) & set('/\\:\n\t"') and not name.startswith(".")
     needs = f"A random search needs trials, the number of configurations to draw, from 1 to {MOST_RUNS}."
-    must("trials", has_trials or not is_random, needs)
-    must("trials", search != "grid" or trials is None, "Trials go with search: random; a grid has every combination.")
-    must("search_seed", _is_count(search_seed, 0), "The search seed must be a whole number.")
-    must("round_steps", _is_count(numbers["round_steps"], 1), "Round steps must be a whole number of at least 1.")
-    must("metric", metric, "The metric must be the name of a held-out metric, such as reward.")
-    must("rank_by", rank_by in [*RANKS], f"rank_by cannot be {quote(rank_by)}; it is held_out or training.")
-    must("name", is_name, f"The name {quote(name)} cannot be a folder's name.")
+    only_random = "Trials go with search: random; a grid has every combination."
+    rank_by = f"rank_by cannot be {quote(values['rank_by'])}; it is held_out or training."
+    checks = (
+        ("search", search in ("grid", "random"), f"The search cannot be {quote(search)}; it is grid or random."),
+        ("over", varied, "Over must list at least one setting with its values."),
+        ("seeds", are_seeds, "Seeds must be a list of whole numbers, such as [0, 1, 2]."),
+        ("seeds", is_single, "A seed is listed twice; the same seed gives the same run."),
+        ("trials", has_trials or search != "random", needs),
+        ("trials", search != "grid" or trials is None, only_random),
+        ("search_seed", _is_count(values["search_seed"], 0), "The search seed must be a whole number."),
+        ("round_steps", _is_count(values["round_steps"], 1), "Round steps must be a whole number of at least 1."),
+        ("metric", metric, "The metric must be the name of a held-out metric, such as reward."),
+        ("rank_by", values["rank_by"] in [*RANKS], rank_by),
+        ("name", is_name, f"The name {quote(name)} cannot be a folder's name."),
+    )
+    found += [ConfigProblem(key, sentence) for key, is_right, sentence in checks if not is_right]
     found += _halving_problems(halving)
     if found:
         raise UserError(found)
     halved = Halving(halving["first_rung"], float(halving.get("keep", 0.5))) if isinstance(halving, dict) else None
-    configurations = _configurations(over, search, trials, search_seed)
-    parts = (name, base, search, over, tuple(seeds), configurations, halved, metric, rank_by)
-    plan = SweepPlan(*parts, trials, search_seed, numbers["round_steps"], origin)
+    values |= {"base": base, "over": over, "seeds": tuple(seeds), "metric": metric, "origin": origin, "halving": halved}
+    plan = SweepPlan(**values, configurations=_configurations(over, search, trials, values["search_seed"]))
     _check_plan(plan)
     return plan
 
@@ -357,7 +355,7 @@ def _check_plan(plan: SweepPlan) -> None:
             found[problem] = None
     if not found:
         # Those of the first configuration with the metric as its best checkpoint's.
-        raw = plan.raw_settings(plan.members()[0]) | {"steps_per_eval": 1}
+        raw = plan.raw_settings(members[0]) | {"steps_per_eval": 1}
         names = [plan.metric, *([f"rewards/{plan.metric}/mean"] if plan.rank_by == "training" else [])]
         tried = [problems(raw | {"best_metric": EVALUATION + name}) for name in names]
         if all(tried):

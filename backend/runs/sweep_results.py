@@ -181,9 +181,15 @@ class SweepResults:
 
     @property
     def ranked(self) -> list[ConfigurationResult]:
-        """Best first: by the last rung, then by value."""
+        """Best first: by the last rung, then by value, those without one last."""
         last = {number: index for index, rung in enumerate(self.rungs, 1) for number in rung.kept}
-        return sorted(self.configurations, key=lambda each: (-last.get(each.number, 0), *rank(each, self.metric)))
+        sign = sign_of(self.metric)
+
+        def order(each: ConfigurationResult) -> tuple[float, ...]:
+            worse = math.inf if each.value is None else -sign * each.value
+            return -last.get(each.number, 0), worse, each.number
+
+        return sorted(self.configurations, key=order)
 
     @property
     def completions(self) -> int:
@@ -208,11 +214,6 @@ class SweepResults:
 def sign_of(metric: str) -> int:
     """−1 for a loss or divergence, which is best where it is lowest."""
     return -1 if metric.rpartition("/")[2] in ("loss", "divergence") else 1
-
-
-def rank(each: ConfigurationResult, metric: str) -> tuple[float, int]:
-    """A key that sorts the best value first, and none last."""
-    return math.inf if each.value is None else -sign_of(metric) * each.value, each.number
 
 
 def fresh_results(plan: SweepPlan) -> SweepResults:

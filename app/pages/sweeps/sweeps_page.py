@@ -40,7 +40,7 @@ from app.widgets.basic.number_format import counted, duration, figure
 from app.widgets.basic.tables import BaseTable, CellDelegate, Column, Index, RowsModel
 from backend.config.config import SETTINGS
 from backend.runs.run_names import name_of
-from backend.runs.sweep import SweepPlan, text_of, training_steps
+from backend.runs.sweep import SweepPlan, text_of
 from backend.runs.sweep_results import (
     MEMBER_STATES,
     ConfigurationResult,
@@ -454,7 +454,7 @@ def forecast(plan: SweepPlan, seconds: float | None, run_bytes: float | None, ow
     runs, rungs = len(plan.members()), plan.rungs()
     words = f"{counted(configurations, 'configuration')} × {counted(seeds, 'seed')}: {counted(runs, 'run')}"
     if plan.steps is not None:
-        steps = training_steps(configurations, seeds, plan.steps, rungs)
+        steps = plan.total_steps(plan.steps)
         per_step = ("group_size", "batch_size", "gradient_accumulation_steps", "steps_per_generation")
         completions = steps * math.prod(int(plan.base.get(key, SETTINGS[key].default)) for key in per_step)
         words += f", {counted(steps, 'step')}, {completions:,} training completions"
