@@ -18,7 +18,7 @@ from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.runs.run_names import name_of, new_label
 from backend.runs.run_record import change_notes
 from backend.runs.steering import run_config
-from backend.runs.sweep_results import SweepFolder, live_sweep
+from backend.runs.sweep_results import SweepFolder, all_sweeps
 from backend.utils.command import backend_command
 from backend.utils.disk import replace_file
 from backend.utils.errors import ConfigProblem, UserError
@@ -122,7 +122,7 @@ class RunStarter:
         if session.is_training:
             self._say(f"One run at a time: stop the present run {advice}", lambda: session.is_training)
             return True
-        other = live_sweep() or live_run()
+        other = next(filter(SweepFolder.is_locked, all_sweeps()), None) or live_run()
         if other is not None:
             name = f"The sweep {other.name}" if isinstance(other, SweepFolder) else name_of(other)
             session.message.emit(f"{name} is training: stop it {advice}")  # nothing says when that has ended

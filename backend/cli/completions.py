@@ -6,8 +6,6 @@ import typer
 
 COMPLETE_VARIABLE = "_GRPO_STUDIO_BACKEND_COMPLETE"  # typer derives it from the program's name
 
-Offer = tuple[str, str]  # a word and its help text, which zsh and fish show
-
 
 def run_names(incomplete: str) -> list[str]:
     """Names of the runs in the default folder, newest first."""
@@ -21,8 +19,8 @@ def checkpoints(incomplete: str) -> list[str]:
     return [word for word in ("best", "last") if word.startswith(incomplete)]
 
 
-def changes(incomplete: str) -> list[Offer]:
-    """`key=default` for every setting."""
+def changes(incomplete: str) -> list[tuple[str, str]]:
+    """(`key=default`, help text that zsh and fish show) of every setting."""
     from backend.config.config import SETTINGS
 
     def default(value: object) -> str:

@@ -136,22 +136,23 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, lock: int,
             tell(folder.path, file=out, flush=True)
             tell(cpu_setup.load_openblas(), file=sys.stderr, flush=True)
             command = shlex.join(sys.argv)
-            ending = Sweep(plan, folder, inputs, command=command, echo=_lines(out), may_restart=True).run(lock)
+            trained = Sweep(plan, folder, inputs, command=command, echo=_lines(out), may_restart=True)
+            ending = trained.run(lock)
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART
         if ending.kind == RESTART:
             restart("sweep", str(folder.path), "--resume", *(["--json"] if as_json else []))
-    results = read_results(folder)
-    if results is not None and as_json:
+    results = trained.results
+    if as_json:
         tell_json(results.to_dict())
-    elif results is not None:
+    else:
         varied = list(results.configurations[0].settings)
         headers = [results.measure.partition(" over ")[0], "± sd", "seeds", "step", "completions", "state"]
         table = new_table("", *varied, *headers, right=slice(1 + len(varied), -1))
         for each in results.ranked:
             value = "–" if each.value is None else f"{each.value:.4g}"
             sd = "–" if each.sd is None else f"{each.sd:.2g}"
-            state = MEMBER_STATES.get(each.state, each.state)
             cells = [str(each.number), *(text_of(each.settings[key]) for key in varied), value, sd]
+            state = MEMBER_STATES.get(each.state, each.state)
             cells += [str(len(each.runs)), str(each.step), f"{each.completions:,}", state]
             table.add_row(*cells, style="bold" if results.winner is each else None)
         new_console().print(table)

@@ -45,7 +45,7 @@ class Queue:
     starting: RunFolder | None = None
     is_paused: bool = False
     pauses_after_failure: bool = False
-    diaries: Mapping[str, int] = field(default_factory=dict[str, int])
+    diaries: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
 
     def without(self, run: RunFolder) -> Queue:
         return replace(self, waiting=tuple(other for other in self.waiting if other != run))
@@ -85,9 +85,7 @@ class QueueFile:
             raise UserError("queue", f"The run {quote(run.name)} has finished; clone it to go on from its end.")
         with self._locked():
             queue = self._listed()
-            written = _event_log_written(run)
-            others = {name: t for name, t in queue.diaries.items() if name != run.name}
-            diaries = others if written is None else others | {run.name: written}
+            diaries = {**queue.diaries, run.name: _event_log_written(run)}
             queue = replace(queue, diaries=diaries).moved(run, 0 if first else len(queue.waiting))
             self._write(queue)
             return queue.waiting.index(run)
@@ -154,7 +152,7 @@ class QueueFile:
         names = [run.name for run in queue.waiting]
         content = {
             "runs": names,
-            "diaries": {name: queue.diaries[name] for name in names if name in queue.diaries},
+            "diaries": {name: t for name in names if (t := queue.diaries.get(name)) is not None},
             "starting": queue.starting.name if queue.starting is not None else None,
             "paused": queue.is_paused,
             "pause_after_failure": queue.pauses_after_failure,

@@ -93,10 +93,6 @@ def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
     return [*plan.every_settings(), *(read(config) for config in made if config.is_file())]
 
 
-def live_sweep() -> SweepFolder | None:
-    return next((folder for folder in all_sweeps() if folder.is_locked()), None)
-
-
 @dataclass(slots=True)
 class MemberResult:
     """One run. `value`: the metric that the sweep ranks by, at step `evaluated`. `completions`: with evaluations'."""
