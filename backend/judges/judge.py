@@ -120,9 +120,8 @@ class Judge:
             each.clear()
 
     def start(self, group: Group) -> None:
-        """Ask about a group that has ended while others are decoded; a local model waits for `score`."""
-        if isinstance(self._model, Server):
-            self._ask_group(group)
+        """Ask a server about a group that has ended while others are decoded."""
+        self._ask_group(group)
 
     def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> Answer:
         """Wait for all judgements. Raises UnreachableJudgeError where the run should pause and ask again."""

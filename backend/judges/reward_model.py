@@ -92,9 +92,6 @@ class RewardModel:
             read_weights(model, self.source, SETTING)
             self._model = model.freeze().eval()
 
-    def start(self, group: Group) -> None:
-        """Does nothing: sampling has the device."""
-
     def score(self, groups: Sequence[Group], state: TrainerState, poll: Poll) -> Answer:
         """Raises RewardError for a conversation without a chat template, and for a score that is no number."""
         texts = self._texts(groups, state)

@@ -56,12 +56,13 @@ class ScoringStages:
     def finished(self, step: int) -> Callable[[Group], None] | None:
         """What `Sampler.sample` calls with groups that have ended, so that models may begin in the background."""
         models = self.scorer.stage_models(self.stage(step).index).values()
+        on_servers: list[Any] = [model for model in models if not model.uses_mlx]
 
         def begin(group: Group) -> None:
-            for model in models:
-                model.start(group)
+            for judge in on_servers:
+                judge.start(group)
 
-        return None if all(model.uses_mlx for model in models) else begin
+        return begin if on_servers else None
 
     def change(self, config: Config, steps: int) -> None:
         state, functions = self.state(), [stage.functions for stage in self.stages]

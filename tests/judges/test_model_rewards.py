@@ -45,9 +45,6 @@ class LengthModel:
     def load(self, folder: Path | None) -> None:
         self.calls.append(("load", folder))
 
-    def start(self, group) -> None:
-        self.calls.append("start")
-
     def score(self, groups, state, poll) -> Answer:
         self.calls.append("score")
         texts = [completion.text for group in groups for completion in group.completions]
