@@ -75,12 +75,8 @@ class ParallelPlot(QWidget):
 
     def polygon(self, line: ParallelLine) -> QPolygonF:
         area = self._area()
-        return QPolygonF(
-            [
-                QPointF(self._x(i), area.bottom() - axis.place(value) * area.height())
-                for i, (axis, value) in enumerate(zip(self._axes, line.values, strict=True))
-            ]
-        )
+        heights = [axis.place(value) * area.height() for axis, value in zip(self._axes, line.values, strict=True)]
+        return QPolygonF([QPointF(self._x(i), area.bottom() - height) for i, height in enumerate(heights)])
 
     def _area(self) -> QRectF:
         side, head = theme.scaled(72), theme.scaled(34)
@@ -98,10 +94,9 @@ class ParallelPlot(QWidget):
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         at = event.position()
-        near = min(
-            ((_distance(self.polygon(line), at), line) for line in self._lines), key=lambda pair: pair[0], default=None
-        )
-        self._point_at(near[1] if near is not None and near[0] <= theme.scaled(NEAR) else None)
+        near = min(self._lines, key=lambda line: _distance(self.polygon(line), at), default=None)
+        is_near = near is not None and _distance(self.polygon(near), at) <= theme.scaled(NEAR)
+        self._point_at(near if is_near else None)
         text = self.describe(self.current) if self.current is not None else ""
         QToolTip.showText(event.globalPosition().toPoint(), text, self)
 
