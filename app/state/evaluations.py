@@ -83,6 +83,7 @@ def _read(path: Path, _written: float) -> Evaluation | None:
 @dataclass(slots=True)
 class RunningEvaluation:
     run: RunFolder
+    process: VerbProcess
     phase: str = "Starting"
     done: float | None = None
     left_s: float | None = None
@@ -104,7 +105,6 @@ class Evaluations(QObject):
         self.rows: list[RowSummary] = []
         self.running: RunningEvaluation | None = None  # being made
         self.problem = ""  # why the last one gave no result
-        self._process: VerbProcess | None = None
         self._reader: Iterator[RowSummary] = iter(())
         self._reading = QTimer(self, interval=0)
         self._reading.timeout.connect(self._read_slice)
@@ -164,16 +164,16 @@ class Evaluations(QObject):
                 self._fail("The code was not allowed to run, so nothing was evaluated.")
                 return
             command = backend_command("evaluate", str(self._run.path), "--stream", *options)
-            self.problem, self.running = "", RunningEvaluation(self._run)
-            self._process = process = VerbProcess(command, self)
+            process = VerbProcess(command, self)
+            self.problem, self.running = "", RunningEvaluation(self._run, process)
             process.line.connect(self._on_line)
             process.done.connect(self._on_done)
             process.start()
             self.running_changed.emit()
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.cancel()
+        if self.running is not None:
+            self.running.process.cancel()
 
     def _fail(self, sentence: str) -> None:
         self.problem = sentence
@@ -188,7 +188,7 @@ class Evaluations(QObject):
 
     def _on_done(self, outcome: ProcessOutcome) -> None:
         of_run = self.running.run if self.running is not None else None
-        self.running, self._process = None, None
+        self.running = None
         result = json_object(outcome.sentence) if outcome.ok else {}
         if result.get("path"):
             if of_run == self._run:
