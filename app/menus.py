@@ -34,7 +34,6 @@ from app.widgets.hub_dialogs import JobDialog
 from app.widgets.menu_dialogs import AboutDialog, PresetPanel, ProblemDialog
 from backend.config.config import Config, dump
 from backend.runs.archive import raw_settings
-from backend.runs.run_folder import RunFolder
 from backend.utils import about, machine
 from backend.utils.about import EMPTY, LOG_LINES, ProblemFacts, report
 from backend.utils.command import backend_command
@@ -285,11 +284,6 @@ class ConfigFiles(QObject):
     def open_path(self, path: Path) -> None:
         if self._may_replace_form():
             self.session.load_config(path)
-
-    def edit_waiting(self, run: RunFolder) -> None:
-        """Load the settings of a waiting run into the form, which then keeps them for it."""
-        if self._may_replace_form() and self.session.load_settings(run):
-            self.session.queue.edit(run)
 
     def show_presets(self) -> None:
         with problems_to(self.session.messages.say):

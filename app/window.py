@@ -113,7 +113,6 @@ class Window(QMainWindow):
         session.undo_requested.connect(self.undo)
         session.presets_requested.connect(self.files.show_presets)
         session.settings_requested.connect(session.load_settings)
-        session.waiting_settings_requested.connect(self.files.edit_waiting)
         session.export_requested.connect(self.show_export)
         session.problem_found.connect(self.help.report_run)
         session.messages.changed.connect(self._show_message)
@@ -363,11 +362,10 @@ class Window(QMainWindow):
     def _show_queue(self) -> None:
         queue = self.session.queue
         self.strip.show_waiting(len(queue.waiting), is_paused=queue.now.is_paused)
-        self.menus["queue_run"].setText("Save to queue" if queue.edited is not None else "Add to queue")
         self._show_run_action()
 
     def _show_run_action(self) -> None:
-        is_queued = self.session.is_training or self.session.queue.edited is not None
+        is_queued = self.session.is_training
         names = ("queue_run", "run") if is_queued else ("run", "queue_run")
         wanted, other = (self.menus[name] for name in names)
         if wanted not in self.toolbar.actions():

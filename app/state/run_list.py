@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from app.state.processes import start_detached
 from backend.runs.archive import Summary
 from backend.runs.queue import Queue, QueueFile, is_fresh
 from backend.runs.run_folder import RunFolder, all_runs, hold_lock
-from backend.runs.run_names import name_of, new_label, results_of, setting_text
-from backend.runs.run_record import RunNotes, RunRecord, change_notes, read_record, record_of, stamp
+from backend.runs.run_names import name_of, results_of, setting_text
+from backend.runs.run_record import RunNotes, RunRecord, read_record, record_of, stamp
 from backend.runs.sweep_results import INTERRUPTED, SweepFolder, all_sweeps, shown_state
 from backend.utils.command import backend_command
 from backend.utils.disk import DiskError, replace_file
@@ -178,7 +177,6 @@ class RunQueue(QObject):
         self.now = Queue()  # as its file has it
         self.has_runner = False
         self.problem = ""  # why the file cannot be read
-        self.edited: RunFolder | None = None  # the waiting run whose settings are in the form
         self._launched_until = 0.0
         self._timer = QTimer(self, interval=1000)
         self._timer.timeout.connect(self.refresh)
@@ -204,8 +202,6 @@ class RunQueue(QObject):
         self.has_runner = self.file.has_runner()
         if self.has_runner:
             self._launched_until = 0.0
-        if self.edited is not None and self.edited not in self.waiting:
-            self.stop_editing()
         if (self.now, self.has_runner, self.problem) != before:
             self.changed.emit()
         if self.now.starting is not None and self.now.starting != started_before:
@@ -237,23 +233,6 @@ class RunQueue(QObject):
             self.changed.emit()
             return True
         return False
-
-    def edit(self, run: RunFolder) -> None:
-        self.edited = run
-        self.changed.emit()
-
-    def keep_settings(self, text: str) -> bool:
-        run = self.edited
-        kept = run is not None and self.change(self.file.rewrite_settings, run, text)
-        if kept and run is not None and run.name != name_of(run):
-            self.change(partial(change_notes, run, label=new_label(run)))
-        self.stop_editing()
-        return kept
-
-    def stop_editing(self) -> None:
-        if self.edited is not None:
-            self.edited = None
-            self.changed.emit()
 
     def change(self, change: Callable[..., object], *arguments: Any, **fields: Any) -> bool:
         """Call a method of `file`; False if that was not possible."""

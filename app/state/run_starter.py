@@ -63,15 +63,9 @@ class RunStarter:
     def queue(self) -> None:
         session = self._session
         session.messages.withdraw(START)
-        if not self._is_ready():
-            return
-        if session.queue.edited is not None:
-            edited = session.queue.edited
-            if session.queue.keep_settings(session.draft.as_yaml()):
-                session.message.emit(f"{name_of(edited)} waits with these settings.")
-            return
         with problems_to(self._say_of_form):
-            self._add_to_queue(make_folder(session.draft.config(), session.draft.as_yaml()))
+            if self._is_ready():
+                self._add_to_queue(make_folder(session.draft.config(), session.draft.as_yaml()))
 
     def resume(self, folder: RunFolder, *options: str) -> None:
         session = self._session

@@ -51,10 +51,9 @@ class Session(QObject):
     message = Signal(str)  # what has happened; what is true for as long as its cause is said with `messages.say`
     run_changed = Signal()  # `run` is another
     run_state_changed = Signal(str)  # also once the run's process is gone
-    export_requested = Signal(object)  # RunFolder, as for the next three
+    export_requested = Signal(object)  # RunFolder, as for the next two
     chat_requested = Signal(object)
     settings_requested = Signal(object)  # into the form
-    waiting_settings_requested = Signal(object)  # edit them in the form
     completions_requested = Signal(int, object)  # of this step under a filter, None: all
     prompt_requested = Signal(tuple)  # prompt_key, of which evaluations are to be shown
     reward_rows_requested = Signal(list)  # rows of the training split to sample on, counted from 1

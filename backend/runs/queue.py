@@ -100,13 +100,6 @@ class QueueFile:
     def change(self, **changes: Any) -> None:
         self._update(lambda queue: replace(queue, **changes))
 
-    def rewrite_settings(self, run: RunFolder, text: str) -> None:
-        """Replace a waiting run's config.yaml; refused once the run has begun."""
-        with self._locked():  # so no runner starts it meanwhile
-            if not is_fresh(self._waiting(run)):
-                raise UserError("queue", f"The run {run.name} has begun with its settings; clone it to change them.")
-            replace_file(run.config, text)
-
     def has_runner(self) -> bool:
         return file_lock.is_held(self.folder / RUNNER_LOCK)
 

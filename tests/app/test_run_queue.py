@@ -85,18 +85,13 @@ def test_a_run_that_has_begun_is_no_trash(session: Session, monkeypatch) -> None
     assert session.queue.waiting == () and run.events.exists()
 
 
-def test_the_form_waits_as_a_run_and_its_settings_can_be_changed(session: Session, runners) -> None:
+def test_the_form_waits_as_a_run(session: Session, runners) -> None:
     session.draft.set("run_name", "first")
     session.draft.set("seed", 3)
     session.starter.queue()
     (run,) = session.queue.waiting
     assert run.name == "first" and "seed: 3" in run.config.read_text() and len(runners) == 1
-    session.queue.edit(run)
-    session.draft.set("seed", 4)
-    session.starter.queue()
-    assert "seed: 4" in run.config.read_text() and session.queue.edited is None
-    assert session.queue.waiting == (run,), "it has kept its place, and there is no second"
-    assert session.messages.current and session.messages.current.sentence == "first waits with these settings."
+    assert session.messages.current and session.messages.current.sentence == "first waits in the queue."
 
 
 @pytest.mark.parametrize(("shown", "follows"), [("", True), ("live", True), ("archived", False)])
@@ -147,20 +142,17 @@ def test_charts_of_a_waiting_run_wait(session: Session, qtbot) -> None:
     assert page.grid.plots[0].waiting.text() == "Waits for the first step."
 
 
-def test_settings_of_a_run_that_has_begun_stand(panel: QueuePanel, qtbot) -> None:
+def test_a_run_that_has_begun_stays_when_it_is_removed(panel: QueuePanel) -> None:
     run = panel.model.rows[0].run
     run.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "stopped"}\n')
     panel.refresh()
     panel.table.selectRow(0)
-    panel._session.waiting_settings_requested.connect(lambda _: pytest.fail("edited"))
-    qtbot.keyClick(panel.table, Qt.Key.Key_Return)
-    assert not panel.edit_button.isEnabled() and "stays" in panel.remove_button.toolTip()
+    assert "stays" in panel.remove_button.toolTip()
     assert [panel.model.index(0, column).data() for column in range(4)] == ["1", "a", "owner/model", "to step 300"]
 
 
 def test_keys_and_buttons_act_on_the_selected_run(panel: QueuePanel, qtbot) -> None:
-    edited, table, alt = list[str](), panel.table, Qt.KeyboardModifier.AltModifier
-    panel._session.waiting_settings_requested.connect(lambda run: edited.append(run.name))
+    table, alt = panel.table, Qt.KeyboardModifier.AltModifier
     assert not panel.remove_button.isEnabled()
     table.selectRow(1)
     table.setFocus()
@@ -170,9 +162,6 @@ def test_keys_and_buttons_act_on_the_selected_run(panel: QueuePanel, qtbot) -> N
         qtbot.keyClick(table, key, alt)
         assert names(panel) == order and panel.selected().run.name == "b"
     assert not panel.next_button.isEnabled()
-    qtbot.keyClick(table, Qt.Key.Key_Return)
-    panel.edit_button.click()
-    assert edited == ["b", "b"]
     qtbot.keyClick(table, Qt.Key.Key_Delete)
     assert names(panel) == "ac"
     table.selectRow(1)
@@ -217,17 +206,13 @@ def test_runs_are_named_by_what_differs(session: Session) -> None:
     assert shown[0] == "demo · lr 1e-4 · KL 0.02", "of the first one, what differs from the defaults"
     first = session.queue.waiting[0]
     assert first.name.startswith("demo-full-grpo-20") and first.path.is_dir(), "its folder keeps its name"
-    session.queue.edit(first)
-    session.draft.update({"run_name": "", "group_size": 16})
-    session.starter.queue()
-    assert name_of(first) == "demo · group 16"
     change_notes(first, title="Baseline")
     session.open_run(first.path)
     page = MonitorPage(session)
     page.show()
     assert page.header.switcher.text() == "Baseline"
     change_notes(first, title="")
-    assert name_of(first) == "demo · group 16"
+    assert name_of(first) == "demo · lr 1e-4 · KL 0.02"
     (clone := RunFolder(places.runs_folder() / "sums-from-20")).path.mkdir()
     clone.config.write_text("model: a\n")
     write_parent(clone, Parent("sums", first.path, 20, True, {"learning_rate": (1e-4, 3e-4)}))

@@ -395,7 +395,6 @@ class QueuePanel(QFrame):
         self.model = QueueModel(self)
         name = "Waiting runs, in their order"
         table = self.table = BaseTable(model=self.model, name=name, single=True, resizable=True)
-        table.activated.connect(lambda _: self._edit())
         table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs and models differ at their end
         table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
         table.horizontalHeader().hide()  # for a copy it names the columns; here they explain themselves
@@ -411,13 +410,12 @@ class QueuePanel(QFrame):
         self.status = ElidedLabel(role="muted")
         tip = "Put it first (Alt+Home); Alt+Up and Alt+Down move it"
         self.next_button = button("Run next", self._shift, tip=tip)
-        self.edit_button = button("Edit settings", self._edit, tip="Load its settings into the form (Return)")
         self.remove_button = button("Remove", self._remove)
         self.after_failure = CheckBox("Pause after a failure")
         change = partial(session.queue.change, session.queue.file.change)
         self.after_failure.clicked.connect(lambda on: change(pauses_after_failure=on))
         self.pause = button("Pause", lambda: self._queue.set_paused(self._queue.is_active))
-        self._parts = (self.next_button, self.edit_button, self.remove_button, self.after_failure)
+        self._parts = (self.next_button, self.remove_button, self.after_failure)
         title = label("Queue", theme.heading_font())
         margins = (2 * theme.SPACE, theme.SPACE, 2 * theme.SPACE, theme.SPACE)
         column(row(title, (self.status, 1), *self._parts, self.pause), table, into=self, margins=margins)
@@ -469,7 +467,6 @@ class QueuePanel(QFrame):
         self.remove_button.setToolTip(f"{goes} ({REMOVE_KEYS})")
         for part, enabled in (
             (self.next_button, chosen is not None and self.model.rows.index(chosen) > 0),
-            (self.edit_button, chosen is not None and not has_begun),
             (self.remove_button, chosen is not None),
         ):
             if not enabled and part.hasFocus():  # Qt would pass the focus on to the next button, Remove in the end
@@ -482,10 +479,6 @@ class QueuePanel(QFrame):
             place = 0 if by is None else origin + by
             if origin != place and 0 <= place < len(self.model.rows):
                 self._queue.change(self._queue.file.move, self.model.rows[origin].run, place)
-
-    def _edit(self) -> None:
-        if (chosen := self.selected()) is not None and not chosen.has_begun:
-            self._session.waiting_settings_requested.emit(chosen.run)
 
     def _remove(self) -> None:
         if (chosen := self.selected()) is not None:

@@ -61,9 +61,6 @@ class LaunchColumn(TabArea):
         self.setFixedWidth(theme.scaled(WIDTH))
         heading, small = theme.heading_font(), theme.mono_font(theme.CAPTION)
         indent = (theme.SPACE, 0, 0, 0)
-        self.edited_name = label(role="problem", wrap=True)
-        self.keep = LinkButton("Keep its settings")
-        self.edited = holder(column(self.edited_name, (self.keep, 0, LEFT), spacing=4), visible=False)
         self.summary = label(font=heading, wrap=True)
         # Paragraphs; show_plan escapes their text.
         self.details = label(role="muted", wrap=True, textFormat=Qt.TextFormat.RichText)
@@ -86,7 +83,7 @@ class LaunchColumn(TabArea):
         terminal = row((label("From a terminal", role="muted"), 1), self.copy)
         self._parts = column(
             self.notices,
-            card(column(self.edited, self.summary, self.details, spacing=12, margins=MARGINS)),
+            card(column(self.summary, self.details, spacing=12, margins=MARGINS)),
             *(self._problems, self._warnings, self.memory),
             *(holder(column(*about, spacing=4, margins=indent)), None),
             column(terminal, self.command, spacing=4, margins=indent),

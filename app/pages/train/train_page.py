@@ -112,7 +112,6 @@ class TrainPage(QWidget):
         self.rewards.add_file.clicked.connect(lambda: reward_file.choose_file())
         self.rewards.result.clicked.connect(lambda: session.page_requested.emit("rewards"))
         self.dataset_line.clicked.connect(lambda: session.page_requested.emit("dataset"))
-        launch.keep.clicked.connect(session.queue.stop_editing)
         launch.guide_pressed.connect(lambda key: session.guide_requested.emit(place_of("setting", key)))
         draft.changed.connect(self._on_changed)
         jumps = (self.search.chosen, self.chips.pressed, self.file_problems.field_requested, launch.problem_pressed)
@@ -120,7 +119,7 @@ class TrainPage(QWidget):
         connect(self._show_plan, session.time_forecast.changed, draft.saved)
         draft.saved.connect(self.translated_file.show_words)
         connect(self.rewards.show_rewards, session.reward_bench.changed, theme.signals.changed)
-        connect(self._show_edited, session.queue.changed, session.run_changed, session.run_state_changed)
+        connect(self._show_banner, session.queue.changed, session.run_changed, session.run_state_changed)
         # The longest prompt decides about the memory.
         connect(self._rest_timer.start, self.dataset.changed, self.dataset.counts_changed, draft.problems_changed)
         self.picking = Picking(session, form.fields.values(), self)
@@ -235,13 +234,10 @@ class TrainPage(QWidget):
         memory = amount(parts.total) if (parts := self.launch.memory.memory_parts) is not None else ""
         texts = summary(settings, seconds, memory), details(settings, holds_out=holds_out)
         self.launch.show_plan(*texts, self.draft.command_text(), self.draft.short_command())
-        self._show_edited()
+        self._show_banner()
 
-    def _show_edited(self) -> None:
+    def _show_banner(self) -> None:
         self.banner.setVisible(self.draft.is_demo and not self.session.is_training)
-        edited = self.session.queue.edited
-        self.launch.edited.setVisible(edited is not None)
-        self.launch.edited_name.setText(f"The settings of {edited.name}, which waits in the queue" if edited else "")
 
     def _show_problems(self) -> None:
         self._rest_timer.stop()
