@@ -144,13 +144,11 @@ def show_window(options: argparse.Namespace) -> int:
 
 
 def connect_desktop(app: QApplication, window: Window) -> None:
-    """Show the run's progress on the app's icon, and its news while the window is not in front."""
-    from app.desktop import LauncherIcon, Notifier, SessionBus
+    """Show the run's news while the window is not in front."""
+    from app.desktop import Notifier, show_percent
     from app.state.run_notices import RunNotices
 
-    bus = SessionBus(app) if sys.platform.startswith("linux") else None
-    session, notices, notifier = window.session, RunNotices(window), Notifier(bus, window)
-    window.icon = icon = LauncherIcon(bus)
+    session, notices, notifier = window.session, RunNotices(window), Notifier(window)
 
     def follow() -> None:
         run = session.run
@@ -164,7 +162,7 @@ def connect_desktop(app: QApplication, window: Window) -> None:
     session.run_changed.connect(follow)
     notices.raised.connect(show)
     notifier.clicked.connect(window.show_run)
-    app.aboutToQuit.connect(lambda: icon.show_percent(None))
+    app.aboutToQuit.connect(lambda: show_percent(None))
     app.aboutToQuit.connect(notifier.close)
     follow()
 

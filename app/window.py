@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 from shiboken6 import isValid
 
 from app import theme
-from app.desktop import DEEDS, Kind, LauncherIcon, dropped_file, kind_of
+from app.desktop import DEEDS, Kind, dropped_file, kind_of, show_percent
 from app.menus import RUN_ACTIONS, THEMES, ConfigFiles, HelpMenu, Menus
 from app.pages import PAGES
 from app.state.memory import MemoryParts
@@ -56,7 +56,6 @@ class Window(QMainWindow):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
-        self.icon: LauncherIcon | None = None  # on the desktop
         self._was_live: bool | None = None
         dialogs.memory[:] = [session.prefs]
         theme.reward_number = session.prefs.reward_number
@@ -328,8 +327,7 @@ class Window(QMainWindow):
     def _show_progress(self) -> None:
         run = self.session.run
         self.show_title()
-        if self.icon is not None:
-            self.icon.show_percent(self._percent() if self.session.prefs.shows_progress else None)
+        show_percent(self._percent() if self.session.prefs.shows_progress else None)
         if run is None:
             self.strip.show_progress(0, 0, None, None)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import partial
@@ -210,6 +211,7 @@ class PreferencesDialog(Dialog):
         )
         self.shows_progress = CheckBox(
             "Show the percent of the run on the app's icon",
+            shown=sys.platform == "darwin",
             checked=prefs.shows_progress,
             clicked=lambda on: setattr(prefs, "shows_progress", on),
         )

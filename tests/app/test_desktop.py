@@ -1,11 +1,8 @@
-"""What the desktop hears of a run: notifications on a real D-Bus, a click on one, the icon's progress; and what is news
-at all."""
+"""What the desktop hears of a run: notifications, the icon's progress, and what is news at all."""
 
 import os
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +11,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QSystemTrayIcon
 
 from app import theme
 from app.__main__ import connect_desktop
-from app.desktop import LauncherIcon, Notifier
+from app.desktop import Notifier
 from app.state.prefs import Prefs
 from app.state.run import Run
 from app.widgets.menu_dialogs import PreferencesDialog
@@ -26,76 +23,22 @@ from tests.support import made_up_runs
 from tests.support.trainer_by_hand import write_event
 from tests.support.windows import ServiceByHand
 
-needs_bus = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or shutil.which("dbus-daemon") is None, reason="needs a D-Bus daemon"
-)
 
-SERVER = """
-from jeepney import DBusAddress, HeaderFields, MatchRule, message_bus, new_method_return, new_signal
-from jeepney.io.blocking import open_dbus_connection
-name, path = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
-bus = open_dbus_connection("SESSION")
-bus.send_and_get_reply(message_bus.RequestName(name))
-bus.send_and_get_reply(message_bus.AddMatch(MatchRule(type="signal", interface="com.canonical.Unity.LauncherEntry")))
-print("ready", flush=True)
-while True:
-    message = bus.receive()
-    member = message.header.fields.get(HeaderFields.member)
-    if member == "Notify":
-        signature, body = message.header.fields[HeaderFields.signature], message.body
-        print("Notify", signature, body[3], "|", body[4], flush=True)
-        bus.send(new_method_return(message, "u", (7,)))
-        for number in (8, 7):  # 8 is another program's
-            bus.send(new_signal(DBusAddress(path, interface=name), "ActionInvoked", "us", (number, "default")))
-    elif member == "Update":
-        print("Update", message.body[1]["progress"][1], message.body[1]["progress-visible"][1], flush=True)
-"""
-"""A desktop: it prints what it is asked to show, and clicks on every notification."""
+def test_notifications_reach_a_linux_desktop(qapp: QApplication, qtbot, tmp_path: Path, monkeypatch) -> None:
+    program, told = tmp_path / "notify-send", tmp_path / "told"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {told}\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    Notifier().show("sums finished", "Reward 1 < 2 & rising.")
+    qtbot.waitUntil(lambda: told.exists() and told.read_text().endswith("rising.\n"))
+    assert told.read_text().splitlines()[-3:] == ["--", "sums finished", "Reward 1 &lt; 2 &amp; rising."]
 
 
-@pytest.fixture
-def desktop(monkeypatch) -> Iterator[subprocess.Popen[str]]:
-    """A private bus with a desktop on it; its prints are on `stdout`."""
-    command = ["dbus-daemon", "--session", "--nofork", "--print-address=1"]
-    daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert daemon.stdout is not None
-    monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", daemon.stdout.readline().strip())
-    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None and server.stdout.readline() == "ready\n"
-    yield server
-    for process in (server, daemon):
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def printed(desktop: subprocess.Popen[str]) -> str:
-    assert desktop.stdout is not None
-    return desktop.stdout.readline().strip()
-
-
-@needs_bus
-def test_notifications_and_progress_reach_a_linux_desktop(desktop, qapp: QApplication, qtbot) -> None:
-    from app.desktop import SessionBus
-
-    qapp.setDesktopFileName("grpo-studio")
-    bus = SessionBus()
-    notifier, icon, clicks = Notifier(bus), LauncherIcon(bus), []
-    notifier.clicked.connect(lambda: clicks.append(1))
-    notifier.show("sums finished", "Reward 1 < 2 & rising.")
-    assert printed(desktop) == "Notify susssasa{sv}i sums finished | Reward 1 &lt; 2 &amp; rising."
-    qtbot.waitUntil(lambda: bool(clicks))
-    icon.show_percent(43)
-    icon.show_percent(43)
-    icon.show_percent(None)
-    assert [printed(desktop), printed(desktop)] == ["Update 0.43 True", "Update 0.0 False"]
-    assert clicks == [1], "the click on another program's notification is not ours"
-    bus.close()
-
-
-def test_mac_menu_bar_icon_goes(qapp: QApplication, qtbot, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
+@pytest.mark.parametrize("platform", ["darwin", "linux"])
+def test_icon_of_notifications_goes(qapp: QApplication, qtbot, monkeypatch, platform: str) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     notifier = Notifier()
     notifier.show("sums finished", "30 steps.")
     (icon,) = notifier.findChildren(QSystemTrayIcon)
@@ -110,7 +53,7 @@ def test_mac_menu_bar_icon_goes(qapp: QApplication, qtbot, monkeypatch) -> None:
 def heard(monkeypatch) -> SimpleNamespace:
     heard = SimpleNamespace(notices=[], percents=[])
     monkeypatch.setattr(Notifier, "show", lambda _, *notice: heard.notices.append(notice))
-    monkeypatch.setattr(LauncherIcon, "show_percent", lambda _self, percent: heard.percents.append(percent))
+    monkeypatch.setattr("app.window.show_percent", heard.percents.append)
     return heard
 
 
