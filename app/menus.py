@@ -96,7 +96,6 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         Entry("stop_when", "Stop when…", "Ctrl+Alt+J", "stop_when", page="monitor"),
         None,
         Entry("switch_run", "Show another run…", "Ctrl+J", "switch_run"),
-        Entry("take_over", "Take over from another window", "Ctrl+Alt+T", "take_over"),
         Entry("resume", "Resume from the checkpoint", "Ctrl+Shift+R", "resume"),
         Entry("export", "Export…", "Ctrl+E", "export"),
         Entry("evaluate_run", "Evaluate the run", "Ctrl+Alt+E", "start", page="evaluate"),
@@ -209,14 +208,12 @@ class Menus(QObject):
         self["pause"].setText("Resume" if self._is_paused else "Pause")
         self["pause"].setIcon(icon("play" if self._is_paused else "pause"))
 
-    def show_state(self, state: str, *, controls: bool = True, is_remote: bool = False) -> None:
-        """Enable the actions that a run in this state allows; "" is no run. `controls`: no other window controls it;
-        `is_remote`: it trains as a Hugging Face job."""
-        is_steered = controls and not is_remote and state in ("running", "paused")
+    def show_state(self, state: str, *, is_remote: bool = False) -> None:
+        """Enable the actions that a run in this state allows; "" is no run. `is_remote`: it is a Hugging Face job."""
+        is_steered = not is_remote and state in ("running", "paused")
         enabled = dict.fromkeys(("pause", "save_now", "change_settings", "finish_step", "stop_when"), is_steered) | {
             "run": is_remote or state in ("", "reading", "queued", "finished", "stopped", "failed", "crashed"),
-            "stop": controls and state in ("starting", "running", "paused"),
-            "take_over": not controls,
+            "stop": state in ("starting", "running", "paused"),
             "resume": state in ("stopped", "failed", "crashed"),
             "export": state in ("finished", "stopped", "failed", "crashed"),
             "open_folder": bool(state),

@@ -24,7 +24,7 @@ from app.desktop import DEEDS, Kind, dropped_file, kind_of, show_percent
 from app.menus import RUN_ACTIONS, THEMES, ConfigFiles, HelpMenu, Menus
 from app.pages import PAGES
 from app.state.memory import MemoryParts
-from app.state.messages import NOTICE, Offer, problems_to
+from app.state.messages import NOTICE, problems_to
 from app.state.run_files import newest_checkpoint, silence_advice
 from app.state.session import RUN, Session
 from app.widgets.basic import dialogs, icons
@@ -49,7 +49,7 @@ LEAST_PAGE = (816, 480)
 FIRST_SIZE = (1280, 800)
 FORM_PAGES = ("train", "dataset", "rewards")
 NARROW = 1000  # below this width the sidebar shows icons alone
-CONTROL, SILENCE = "control", "silence"  # causes of messages: another window controls the run; the run is silent
+SILENCE = "silence"  # cause of the message that the run is silent
 
 
 class Window(QMainWindow):
@@ -250,11 +250,6 @@ class Window(QMainWindow):
         self.session.messages.say("A checkpoint is written as soon as the present step is done.")
         self.session.send("save")  # a refusal is the newer message
 
-    def take_over(self) -> None:
-        with problems_to(self.session.messages.say):
-            if self.session.run is not None:
-                self.session.run.take_over()
-
     def resume(self) -> None:
         if self.session.run is not None:
             self.session.starter.resume(self.session.run.folder)
@@ -299,15 +294,13 @@ class Window(QMainWindow):
     def _connect_run(self) -> None:
         if self.session.run is not None:
             self.session.run.changed.connect(self._show_progress)
-            self.session.run.control_changed.connect(self._show_state)
         self._was_live = None
         self._show_state()
 
-    def _show_state(self, _state: object = "") -> None:
+    def _show_state(self, _state: str = "") -> None:
         run, messages = self.session.run, self.session.messages
-        is_elsewhere = run is not None and run.control.is_elsewhere
         self._is_remote = run is not None and run.folder.is_remote
-        self.menus.show_state(self._state(), controls=not is_elsewhere, is_remote=self._is_remote)
+        self.menus.show_state(self._state(), is_remote=self._is_remote)
         self.strip.state.show_state(self._state())
         self._show_run_action()
         self._show_progress()
@@ -316,8 +309,6 @@ class Window(QMainWindow):
             self._was_live = live
             messages.withdraw(NOTICE)
             messages.say(run.problem if run is not None else "", RUN)
-        sentence = "Another window controls this run." if is_elsewhere else ""
-        messages.say(sentence, CONTROL, offer=Offer("Take over", self.take_over))
 
     def _show_message(self) -> None:
         message = self.session.messages.current
@@ -395,8 +386,7 @@ class Window(QMainWindow):
     def leave_training(self) -> bool:
         """Settle what becomes of a live run; False if the window should stay."""
         session = self.session
-        watched_only = session.run is not None and session.run.control.is_elsewhere
-        if not session.is_training or watched_only:
+        if not session.is_training:
             return True
         answer = session.prefs.when_closing
         if answer == "ask":

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import time
 from array import array
 from bisect import bisect_left
@@ -29,10 +28,8 @@ from backend.runs.queue import is_waiting
 from backend.runs.run_folder import STARTUP_GRACE_S, RunFolder, may_be_starting
 from backend.runs.start_progress import StartProgress
 from backend.runs.steering import Change, changed, config_at, read_changes, request_change
-from backend.utils import file_lock
-from backend.utils.disk import replace_file
 from backend.utils.errors import UserError
-from backend.utils.files import last_line, read_regular
+from backend.utils.files import last_line
 
 MOST_METRICS = 500  # metrics of a run that are read: 64 machines and 50 reward functions have fewer
 
@@ -298,7 +295,6 @@ NEWS_MS, NEWS_BEHIND_MS = 500, 2000  # least time between two `changed`, at the 
 SLICE = 256 << 10  # bytes of event log parsed in one go: about 2 ms
 BUDGET_S, INDEX_BUDGET_S = 0.02, 0.008  # seconds of a poll, and of that for the index of the completions
 SILENT_MIN = 5
-ANSWER_S = 5.0  # how long a request for control stands: a window that does not answer by then hangs
 
 
 def reward_entries(config: Mapping[str, Any]) -> list[str]:
@@ -309,7 +305,6 @@ def reward_entries(config: Mapping[str, Any]) -> list[str]:
 class Run(QObject):
     changed = Signal()  # new events were read; twice a second at most
     state_changed = Signal(str)
-    control_changed = Signal(bool)  # another window controls the run, or no longer
     restarted = Signal()  # a resume cut the event log back: discard everything shown so far
     saved = Signal(int)  # the checkpoint of this step is complete that `send("save")` asked for
 
@@ -317,7 +312,6 @@ class Run(QObject):
         super().__init__(parent)
         self.folder = folder
         self.clock = RunClock()
-        self.control = RunControl(folder)
         self.data = RunState()  # another object after `restarted`
         self.index = CompletionIndex(folder.completions)
         self.state: State = "starting" if folder.is_locked() else "reading"
@@ -339,7 +333,6 @@ class Run(QObject):
 
     def close(self) -> None:
         self._timer.stop()
-        self.control.release()
 
     @property
     def is_live(self) -> bool:
@@ -400,7 +393,6 @@ class Run(QObject):
 
     def send(self, word: str) -> None:
         """Send the trainer a command: pause, resume, save, stop. Raises UserError."""
-        self._require_control()
         self.folder.say(word)
         self._stop_requested = self._stop_requested or word == "stop"
         self._save_requested = self._save_requested or word == "save"
@@ -413,15 +405,10 @@ class Run(QObject):
 
     def change(self, settings: Mapping[str, Any]) -> None:
         """Ask the trainer to change these raw settings from its next step on. Raises UserError."""
-        self._require_control()
         if self.state not in STEERED_STATES:
             raise UserError("run", "Settings change while a run is training or paused.")
         changed(self.settings_now()[0], settings, self.step)
         request_change(self.folder, settings)
-
-    def take_over(self) -> None:
-        self.control.take_over()
-        self.poll()
 
     def expect_process(self) -> None:
         self._stop_requested = False
@@ -442,7 +429,6 @@ class Run(QObject):
             more_rows = self.index.advance()
         if self.has_caught_up:  # before the end of the event log its state is that of some earlier time
             self._update_state(locked)
-            self._update_control()
             is_resumed = self._expected_until is not None  # the last event is an earlier process's
             heard = max(self.data.last_t or 0.0, self._log_written)
             waits = not self.is_live or self.state == "paused" or is_resumed or not heard
@@ -521,17 +507,6 @@ class Run(QObject):
         self._log_stamp, self._has_news = stamp, True
         return StartProgress.read(last_line(self.folder.log))
 
-    def _update_control(self) -> None:
-        was_elsewhere = self.control.is_elsewhere
-        self.control.update(self.is_live)
-        if self.control.is_elsewhere != was_elsewhere:
-            self.control_changed.emit(self.control.is_elsewhere)
-
-    def _require_control(self) -> None:
-        self._update_control()
-        if self.control.is_elsewhere:
-            raise UserError("run", "Another window controls this run. Take over there first.")
-
 
 class RunClock:
     """Unix time as the writer of an event log sees it: its newest event, plus monotonic time since."""
@@ -552,54 +527,3 @@ class RunClock:
 
     def silence_s(self, last_t: float) -> float:
         return max(0.0, self.now() - max(last_t, self._process_since))
-
-
-class RunControl:
-    """One window's control of a live run; others may take it over."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self._name = f"{os.getpid()}-{id(self)}"
-        self._handle: int | None = None
-        self._has_asked = False
-        self.is_elsewhere = False  # another window has it
-
-    def update(self, live: bool) -> None:
-        """Take the control of a live run that no window controls."""
-        if not live:
-            self.release()
-        elif self._handle is not None:
-            if self._is_asked_for():
-                self.release()
-                self.is_elsewhere = True
-        elif self._is_asked_for():  # it is about to be another's
-            self.is_elsewhere = True
-        else:
-            try:
-                self._handle = file_lock.try_hold(self._folder.window_lock)
-            except OSError:  # a folder that cannot be written: what is sent to the run then says so itself
-                self.is_elsewhere = False
-                return
-            self.is_elsewhere = self._handle is None
-            if self._handle is not None and self._has_asked:
-                self._has_asked = False
-                self._folder.window_request.unlink(missing_ok=True)
-
-    def take_over(self) -> None:
-        """Ask the other window for the control; `update` then takes it. Raises DiskError."""
-        replace_file(self._folder.window_request, self._name)
-        self._has_asked = True
-
-    def release(self) -> None:
-        self._has_asked = self.is_elsewhere = False
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-
-    def _is_asked_for(self) -> bool:
-        request = self._folder.window_request
-        try:
-            age_s = time.time() - request.stat().st_mtime
-            return abs(age_s) < ANSWER_S and read_regular(request) != self._name.encode()
-        except OSError:
-            return False

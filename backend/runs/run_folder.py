@@ -62,8 +62,6 @@ class RunFolder:
     job = Entry("job.json")  # of a run that trains as a Hugging Face job
     lock = Entry("run.lock")
     launch_lock = Entry("launch.lock")  # of the process that starts the ranks of a run on several machines
-    window_lock = Entry("window.lock")  # of the window that controls the run
-    window_request = Entry("window.request")  # asks that window to release it; transient
     gpu_errors = Entry("gpu_errors.jsonl")
     checkpoints = Entry("checkpoints")
     adapters = Entry("adapters")

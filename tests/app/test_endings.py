@@ -9,7 +9,7 @@ import pytest
 
 from app.menus import RUN_ACTIONS
 from app.state.prefs import Prefs
-from app.state.run import Run, RunControl
+from app.state.run import Run
 from app.state.run_files import last_run
 from app.state.run_notices import findings_of
 from app.state.session import Session
@@ -197,24 +197,19 @@ def test_machine_asleep(window: Window, qtbot, monkeypatch, jump_s: float) -> No
         assert run.eta_s is not None and run.eta_s < left + 5
 
 
-def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot, tmp_path: Path) -> None:
+def test_two_windows_steer_one_run(window: Window, session: Session, qtbot, tmp_path: Path) -> None:
     folder = running()
     with locked(folder):
         shown(window, folder, qtbot, "running")
         other = Session(Prefs(tmp_path / "other"))
         assert other.reattach(), "a window that is opened finds the run that trains"
-        run = other.run
-        qtbot.waitUntil(lambda: run.control.is_elsewhere)
-        run.take_over()
-        qtbot.waitUntil(lambda: not window.menus["stop"].isEnabled())
-        assert window.strip.sentence.text() == "Another window controls this run."
-        assert window.strip.offer.text() == "Take over"
-        assert window.leave_training(), "who only watches is not asked what should become of the run"
-        window.stop()
-        assert window.strip.sentence.text() == "Another window controls this run. Take over there first."
-        assert not folder.control.exists()
-        window.menus["take_over"].trigger()
-        qtbot.waitUntil(lambda: run.control.is_elsewhere and window.menus["stop"].isEnabled())
+        qtbot.waitUntil(lambda: other.run.state == "running")
+        for send, word in ((window.pause, "pause"), (lambda: other.send("stop"), "stop")):
+            send()
+            assert folder.control.read_text() == word
+        third = Session(Prefs(tmp_path / "third"))
+        assert third.starter.is_busy(), "nor does a window that shows no run start a second one"
+        assert third.messages.current.sentence.startswith("run is training: stop it first")
         other.close_run()
 
 
@@ -225,18 +220,6 @@ def test_a_run_whose_folder_is_moved_away_is_closed(window: Window, qtbot, tmp_p
     folder.path.rename(tmp_path / "trash")
     qtbot.waitUntil(lambda: window.session.run is None)
     assert window.strip.sentence.text() == "The folder of away was moved or deleted."
-
-
-def test_an_unanswered_request_for_control_expires(tmp_path: Path) -> None:
-    first, second = RunControl(RunFolder(tmp_path)), RunControl(RunFolder(tmp_path))
-    for control in (first, second):
-        control.update(live=True)
-    second.take_over()
-    os.utime(RunFolder(tmp_path).window_request, (0, 0))
-    for control in (first, second):
-        control.update(live=True)
-    assert not first.is_elsewhere and second.is_elsewhere, "a request of a window that is gone perhaps moves nobody"
-    first.release()
 
 
 def test_the_last_run_is_shown_after_a_restart(session: Session) -> None:

@@ -303,7 +303,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_text("12345")
     run = make_run_folder("trained")
     run.config.write_text("iters: 1\n")
-    for file in (run.about, run.changes, run.parent, run.window_lock, places.runs_folder() / "queue.json"):
+    for file in (run.about, run.changes, run.parent, run.launch_lock, places.runs_folder() / "queue.json"):
         file.write_text("1")
     (places.runs_folder() / "sweeps" / "rates").mkdir(parents=True)
     (places.runs_folder() / "sweeps" / "rates" / "results.json").write_text("{}")

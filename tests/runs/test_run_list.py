@@ -140,7 +140,7 @@ def test_a_query_that_is_none_says_why(record: run_record.RunRecord, query: str,
 
 def test_all_checkpoints_but_the_best_and_the_newest_are_freed(run: RunFolder) -> None:
     add_checkpoints(run, {10: 1.0, 20: 3.0, 30: 2.0, 40: 2.5}, 1000)
-    for file in (run.about, run.parent, run.changes, run.change_request, run.window_lock, run.completions):
+    for file in (run.about, run.parent, run.changes, run.change_request, run.launch_lock, run.completions):
         file.write_text(file.name)
     others = {path for path in run.path.rglob("*") if run.checkpoints not in path.parents}
     (run.checkpoints / ".000005.deleted").mkdir()

@@ -130,7 +130,7 @@ def test_what_is_private_or_of_this_machine_alone_is_never_sent(run: RunFolder, 
     change = {"step": 5, "settings": {"beta": [0.05, 0.0]}}
     run.changes.write_text(json.dumps({"v": 1, "changes": [change]}))
     run.change_request.write_text('{"settings": {"beta": 0.77}}')
-    for file in (run.window_lock, run.window_request, run.control, run.gpu_errors):
+    for file in (run.launch_lock, run.control, run.gpu_errors):
         file.write_text("nightjar")
     with run.log.open("a") as log:
         log.write("nightjar\n")
