@@ -148,15 +148,6 @@ def axis_range(*columns: np.ndarray, unit: str = "", log: bool = False) -> tuple
     return (0.0 if starts_at_0 else low - margin), top
 
 
-def has_spike(*columns: np.ndarray) -> bool:
-    """Return if a few values flatten all others: none is negative, and 19 of 20 lie in the lowest eighth."""
-    values = _finite(columns)
-    if len(values) < 20 or values.min() < 0:
-        return False
-    some = values[:: -(-len(values) // 2000)]  # of 100,000 steps, several times a second
-    return bool(np.quantile(some, 0.95, method="lower") * 8 < values.max())
-
-
 def _finite(columns: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([EMPTY, *(column[np.isfinite(column)] for column in columns)])
 

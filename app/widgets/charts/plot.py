@@ -29,10 +29,10 @@ from PySide6.QtWidgets import QFrame, QLabel, QMenu, QSizePolicy
 from app import theme
 from app.state.run import Mark
 from app.widgets.basic.controls import ElidedLabel, LinkButton
-from app.widgets.basic.labels import button, label, place_about, plain_tip, show_text
+from app.widgets.basic.labels import label, place_about, plain_tip, show_text
 from app.widgets.basic.layout import BY_KEYBOARD, column, configure, holder, paint_ring, row, stack
 from app.widgets.basic.number_format import figure
-from app.widgets.charts.curves import EMPTY, Trace, has_spike, nearest_index, pile, steps_of
+from app.widgets.charts.curves import EMPTY, Trace, nearest_index, pile, steps_of
 from app.widgets.charts.plot_view import PlotView, StepScale
 from backend.utils.disk import save_as
 
@@ -148,16 +148,6 @@ class Plot(QFrame):
         title = ElidedLabel(middle, colour="text", text=self.title, font=theme.heading_font(), tip=tip)
         right = Qt.AlignmentFlag.AlignRight
         self.step_label = label(font=theme.figures_font(theme.CAPTION), role="caption", align=right)
-        self.log_button = button(
-            "Log axis",
-            lambda: self.set_log(self.log_button.isChecked()),
-            role="small",
-            name=f"Logarithmic axis of {self.title}",
-            shown=False,
-            checkable=True,
-            checked=self._log_wanted,
-        )
-        self.log_button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the menu has it for the keyboard
         self.legend = Legend()
         self.legend.clicked.connect(self.toggle_curve)
         self.legend.lines = LEGEND_LINES // 2 if self.height() < theme.scaled(LOW_PLOT) else LEGEND_LINES
@@ -166,7 +156,7 @@ class Plot(QFrame):
         centred = (self.offer, 0, Qt.AlignmentFlag.AlignHCenter)
         self._placeholder = holder(column(None, self.waiting, centred, None))
         self._body = stack(self._placeholder, into=self, nested=True)
-        head = row((title, 1), self.step_label, self.log_button)
+        head = row((title, 1), self.step_label)
         column(head, self.legend, (self._body, 1), into=self, spacing=4, margins=(12, 10, 10, 6))
         self.setTabOrder(self, self.offer)  # made later than the rest of the page, at whose end Qt has put it
 
@@ -182,7 +172,6 @@ class Plot(QFrame):
             self._body.setCurrentWidget(self._placeholder)
             self.legend.show_entries(())
             self.step_label.setText("")
-            self.log_button.hide()
             return
         if self.view is None:
             self.view = view = PlotView(self.axis, self.unit)
@@ -194,7 +183,6 @@ class Plot(QFrame):
         shown = self.visible_traces()
         self._body.setCurrentWidget(self.view)
         self.view.step_axis.steps = self.steps
-        self.log_button.setVisible(self.is_log or has_spike(*(trace.y for trace in shown)))
         drawn = shown if self.is_log else pile(shown)  # on a logarithmic axis heights do not add up
         self.view.draw(drawn, marks, self.span or self.all_steps, self.smoothing, log=self.is_log)
         self.view.set_step(self.step)
@@ -233,8 +221,6 @@ class Plot(QFrame):
 
     def set_log(self, on: bool) -> None:
         self._log_wanted = on
-        if self.is_built:
-            self.log_button.setChecked(on)
         self._show_again()
         self.log_changed.emit(on)
 
