@@ -16,7 +16,7 @@ from PySide6.QtCore import QCoreApplication, QObject, Signal
 from app.state.consent import Consent
 from app.state.memory import amount
 from app.state.processes import ProcessOutcome, Service, VerbProcess, json_object
-from app.state.reward_bench import SCORING_SETTINGS, case_of
+from app.state.reward_bench import SCORING_SETTINGS
 from backend.config import config
 from backend.config.config import Config
 from backend.models.model_folder import object_or_empty
@@ -50,7 +50,6 @@ class ChatAnswer:
     scores: dict[str, float | None] = field(default_factory=dict)
     reward: float | None = None
     problem: str = ""
-    kept: bool = False
 
 
 @dataclass(slots=True)
@@ -304,24 +303,6 @@ class ChatWithModel(QObject):
         if index < len(self.turns) and self.turns[index].answers.get(side) is answer:
             self._keep_turns()
             self.answer_changed.emit(index, side)
-
-    def can_keep(self, answer: ChatAnswer) -> bool:
-        """Functions of the run's own reward file have scored it."""
-        return self.choice is not None and not answer.kept and case_of(self.choice.settings, answer.scores) is not None
-
-    def keep_case(self, index: int, side: str) -> None:
-        answer = self.turns[index].answers[side]
-        case = case_of(self.choice.settings, answer.scores) if self.choice is not None else None
-        if self._service is None or case is None:
-            return
-
-        def on_kept(kept: dict[str, Any]) -> None:
-            answer.kept = True
-            self._tell(index, side, answer)
-            self.message.emit(f"Kept in {Path(kept['path']).name}; the Rewards page runs it again at every scoring.")
-
-        kept = {"group": answer.group, "completion": answer.text, **case}
-        self._service.ask("reward_cases", on_kept, on_refused=self._on_refused, **kept)
 
     def _on_refused(self, faults: list[ConfigProblem]) -> None:
         self.message.emit(_sentences(faults))

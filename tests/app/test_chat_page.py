@@ -326,12 +326,7 @@ def test_reward_code_runs_only_with_consent(page: ChatPage, made: Path, tmp_path
     assert service.last("score").arguments["settings"]["reward_functions_file"] == str(file)
     scores = {"rewards": {"long": 0.4, "r1_int_reward_func": 0.0}, "reward": 0.4}
     service.last("score").answer({"scored": [[scores]], "functions": []})
-    view = page.transcript.answers[-1]["base"]
-    view.keep.click()
-    kept = service.last("reward_cases").arguments
-    assert (kept["completion"], kept["expected"], kept["file"]) == ("text", {"long": 0.4}, str(file))
-    service.last("reward_cases").answer({"path": str(tmp_path / "mine.cases.jsonl")})
-    assert "kept as a case" in view.status.text() and not view.keep.isVisible()
+    assert "Reward 0.400" in page.transcript.answers[-1]["base"].scores.text()
 
 
 @cases(

@@ -95,7 +95,7 @@ class AnswerView(QFrame):
     def __init__(self, side: str, number: int) -> None:
         super().__init__()
         self.setProperty("role", "card")
-        self._shown: tuple[ChatAnswer, bool] = (ChatAnswer(), False)
+        self._shown = ChatAnswer()
         self._folds: bool | None = None
         self._is_folded = False
         self.fold = LinkButton("", on_click=self._turn_fold)
@@ -106,18 +106,15 @@ class AnswerView(QFrame):
         self.scores = label(font=theme.figures_font(12), role="muted", wrap=True, selectable=True, textFormat=rich)
         self.problem = label(role="problem", wrap=True, selectable=True)
         self.status = label(font=theme.figures_font(theme.CAPTION), role="caption", wrap=True)
-        keep_tip = "Keeps its current scores by the run's reward file, to be checked at every later scoring"
-        self.keep = LinkButton("Keep as case", tip=keep_tip)
-        bottom = Qt.AlignmentFlag.AlignBottom
-        foot = row((self.status, 1), (self.fold, 0, bottom), (self.keep, 0, bottom), spacing=2 * theme.SPACE)
+        foot = row((self.status, 1), (self.fold, 0, Qt.AlignmentFlag.AlignBottom), spacing=2 * theme.SPACE)
         title = label(TITLES[side], theme.heading_font())
         parts = (title, self.calls, self.text, self.scores, self.problem, None, foot)
         column(*parts, into=self, spacing=6, margins=(12, theme.SPACE, 12, theme.SPACE))
-        self.show_answer(*self._shown)
+        self.show_answer(self._shown)
         theme.signals.changed.connect(self._recolour)
 
-    def show_answer(self, answer: ChatAnswer, can_keep: bool) -> None:
-        self._shown = (answer, can_keep)
+    def show_answer(self, answer: ChatAnswer) -> None:
+        self._shown = answer
         thinking, rest = split_thinking(answer.text)
         is_long = bool(rest) and len(thinking) > SHORT  # shown while it is being written, or short
         self._is_folded = is_long if self._folds is None else self._folds
@@ -132,15 +129,15 @@ class AnswerView(QFrame):
         self.problem.setText(answer.problem)
         self.status.setText(status_text(answer))
         texts = ((self.scores, answer.scores), (self.problem, answer.problem))
-        for part, is_shown in ((self.calls, with_calls), (self.fold, is_long), *texts, (self.keep, can_keep)):
+        for part, is_shown in ((self.calls, with_calls), (self.fold, is_long), *texts):
             set_shown(part, bool(is_shown))
 
     def _turn_fold(self) -> None:
         self._folds = not self._is_folded
-        self.show_answer(*self._shown)
+        self.show_answer(self._shown)
 
     def _recolour(self) -> None:
-        self.show_answer(*self._shown)
+        self.show_answer(self._shown)
 
 
 def status_text(answer: ChatAnswer) -> str:
@@ -149,11 +146,11 @@ def status_text(answer: ChatAnswer) -> str:
         return f"Running {', '.join(call['name'] for call in answer.turns[-1]['calls'])}…"
     if answer.state != "done":
         return {"waiting": "Reading the prompt…", "writing": "Writing…", "stopped": "Stopped"}.get(answer.state, "")
-    figures, kept = answer.figures, ", kept as a case" if answer.kept else ""
+    figures = answer.figures
     later, seconds = figures["tokens"] - 1, figures["seconds"] - figures["first_token_s"]
     rate = f", then {figure(later / seconds)} tokens/s" if later and seconds > 0 else ""
     first = short_duration(figures["first_token_s"])
-    return f"{counted(figures['tokens'], 'token')}, {STOP_LABELS[figures['stop']]}, the first after {first}{rate}{kept}"
+    return f"{counted(figures['tokens'], 'token')}, {STOP_LABELS[figures['stop']]}, the first after {first}{rate}"
 
 
 def split_thinking(text: str) -> tuple[str, str]:
@@ -168,8 +165,6 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 class Transcript(QScrollArea):
     """The turns of the conversation. It stays scrolled to the end unless the user has scrolled away from it."""
-
-    keep_requested = Signal(int, str)  # number of the turn, side
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,8 +185,6 @@ class Transcript(QScrollArea):
     def add_turn(self, turn: ChatTurn) -> None:
         number = len(self.answers) + 1
         views = {side: AnswerView(side, number) for side in turn.answers}
-        for side, view in views.items():
-            view.keep.clicked.connect(partial(self.keep_requested.emit, number - 1, side))
         beside = row(*((view, 1) for view in views.values()), spacing=12)
         shown = GrowingText(f"Prompt {number}")
         shown.show_text(turn.prompt)

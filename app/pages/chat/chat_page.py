@@ -113,7 +113,6 @@ class ChatPage(QWidget):
                 self.load()
 
         self.notice.button_clicked.connect(on_notice)
-        self.transcript.keep_requested.connect(chat.keep_case)
         configure(self.prompt, sent=self.send, stopped=chat.stop, pictures_given=self.give_pictures)
         session.chat_requested.connect(self.choose_run)
         chat.state_changed.connect(self._on_state)
@@ -300,7 +299,7 @@ class ChatPage(QWidget):
     def _show_answer(self, index: int, side: str) -> None:
         if index < len(self.transcript.answers):
             answer = self.chat.turns[index].answers[side]
-            self.transcript.answers[index][side].show_answer(answer, self.chat.can_keep(answer))
+            self.transcript.answers[index][side].show_answer(answer)
 
     def _show_row(self) -> None:
         if (chosen := self.chat.row) is not None:
