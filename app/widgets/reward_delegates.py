@@ -3,7 +3,7 @@
 from typing import Any
 
 from PySide6.QtCore import QEvent, QRect, QRectF, Qt
-from PySide6.QtGui import QKeyEvent, QPainter, QPen
+from PySide6.QtGui import QPainter, QPen
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app import theme
@@ -11,8 +11,6 @@ from app.widgets.basic.controls import CHECK_BOX, NumberEdit, draw_check_box
 from app.widgets.basic.number_format import finite
 from app.widgets.basic.tables import CHECKED, Index, is_ticked, toggle_tick
 from app.widgets.form.value_text import float_value, number_text, number_value
-
-DECIMALS = 3  # after a step by an arrow key: no 0.30000000000000004
 
 
 class TickDelegate(QStyledItemDelegate):
@@ -35,21 +33,9 @@ class TickDelegate(QStyledItemDelegate):
         return event.type() in (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonDblClick)
 
 
-class WeightEdit(NumberEdit):
-    """A line edit for a weight; Up and Down change it by 0.1."""
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        by = {Qt.Key.Key_Up: 0.1, Qt.Key.Key_Down: -0.1}.get(Qt.Key(event.key()))
-        weight = self.weight()
-        if by is None or weight is None:
-            super().keyPressEvent(event)
-        else:
-            self.setText(number_text(round(weight + by, DECIMALS)))
-            self.selectAll()
-
-    def weight(self) -> float | None:
-        """The weight as typed, None while it is not a number."""
-        return finite(float_value(str(number_value(self.text(), is_integer=False)).replace(",", ".")))
+def weight_of(text: str) -> float | None:
+    """A weight as typed; None for what is not a number."""
+    return finite(float_value(str(number_value(text, is_integer=False)).replace(",", ".")))
 
 
 class WeightDelegate(QStyledItemDelegate):
@@ -70,20 +56,20 @@ class WeightDelegate(QStyledItemDelegate):
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
         name = f"Weight of {index.data(Qt.ItemDataRole.AccessibleDescriptionRole)}"
-        return WeightEdit(parent=parent, name=name, minimumWidth=0, alignment=Qt.AlignmentFlag.AlignRight)
+        return NumberEdit(parent=parent, name=name, minimumWidth=0, alignment=Qt.AlignmentFlag.AlignRight)
 
     def updateEditorGeometry(self, editor: QWidget, option: Any, index: Index) -> None:
         gap = 5 if option.rect.height() > theme.scaled(32) else 1
         editor.setGeometry(option.rect.adjusted(2, gap, -1, -gap))
 
     def setEditorData(self, editor: QWidget, index: Index) -> None:
-        assert isinstance(editor, WeightEdit)
+        assert isinstance(editor, NumberEdit)
         weight = index.data(Qt.ItemDataRole.EditRole)
         editor.setText(number_text(1.0 if weight is None else weight))
         editor.selectAll()
 
     def setModelData(self, editor: QWidget, model: Any, index: Index) -> None:
-        assert isinstance(editor, WeightEdit)
-        weight = editor.weight()
+        assert isinstance(editor, NumberEdit)
+        weight = weight_of(editor.text())
         if weight is not None and weight != index.data(Qt.ItemDataRole.EditRole):  # no empty step of undo
             model.setData(index, weight, Qt.ItemDataRole.EditRole)
