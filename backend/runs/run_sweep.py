@@ -109,10 +109,10 @@ class Sweep:
             self.members = {member.run: MemberRun(self, member) for member in self.plan.members()}
             self.commands.listen()
             self.results.state, self.results.sentence = "running", ""
-            groups = self.plan.groups()
-            counts = [len(group) for group in groups if len(group) > 1]
+            self.groups = [[self.members[member.run] for member in group] for group in self.plan.groups()]
+            counts = [len(group) for group in self.groups if len(group) > 1]
             self.results.notes = [f"{count} runs share one base model in memory." for count in counts]
-            alone = sum(self.members[group[0].run].config.train_type == "full" for group in groups)
+            alone = sum(group[0].config.train_type == "full" for group in self.groups)
             if alone > 1:
                 full = f"{alone} runs fine-tune every weight, so they share no base and are loaded one after the other."
                 self.results.notes.append(full)
@@ -134,7 +134,7 @@ class Sweep:
         try:
             for rung in [*self.plan.rungs(), END]:
                 if rung.step not in [judged.step for judged in self.results.rungs]:
-                    groups = list(filter(None, map(self._unfinished, self.plan.groups())))
+                    groups = list(filter(None, map(self._unfinished, self.groups)))
                     for group in groups:
                         self._train_group(group, rung, parks=len(groups) > 1)
                     if rung is not END:
@@ -173,9 +173,9 @@ class Sweep:
             gc.collect()  # module trees have cycles, and the next base must not come on top of this one
             mx.clear_cache()
 
-    def _unfinished(self, group: list[Member]) -> list[MemberRun]:
+    def _unfinished(self, group: list[MemberRun]) -> list[MemberRun]:
         alive, found = {run.run for each in self.results.alive for run in each.runs}, list[MemberRun]()
-        for run in (self.members[member.run] for member in group if member.run in alive):
+        for run in (run for run in group if run.result.run in alive):
             last = {} if run.is_open else last_event(run.folder)
             if last.get("kind") == "finished":
                 run.result.state, run.result.step = "finished", last["step"]

@@ -157,7 +157,11 @@ def test_a_card_with_a_token_is_not_sent_and_an_upload_that_failed_makes_no_mode
     hub.faults = [Fault("commit/main", 503)]
     assert "error of its own (503)" in sentence_of(publish(run))
     sent = dict(hub.stored)
-    assert publish(run).exit_code == 0
+    done = publish(run)
+    assert done.exit_code == 0
+    told = [line for line in done.stderr.splitlines() if line.startswith("Uploading: ")]
+    assert 1 < len(told) <= 11, "a line for each tenth of the bytes"
+    assert len(set(told[-1].removeprefix("Uploading: ").rstrip(".").split(" of "))) == 1, "all of them"
     assert dict(hub.stored) == sent and set(sent.values()) == {1} and len(hub.commits[REPO]) == 1
 
 
