@@ -95,10 +95,8 @@ def reward_curve(event_log: Path) -> tuple[float, ...]:
             if size <= POINTS * WINDOW:
                 file.seek(0)
                 values = [value for line in file if (value := _reward(line)) is not None]
-                if len(values) <= POINTS:
-                    return tuple(values)
                 edges = [len(values) * index // POINTS for index in range(POINTS + 1)]
-                return tuple(fmean(values[start:stop]) for start, stop in pairwise(edges))
+                return tuple(fmean(values[start:stop]) for start, stop in pairwise(edges) if stop > start)
             means: list[float] = []
             for index in range(POINTS):
                 offset = size * index // POINTS
