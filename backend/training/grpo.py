@@ -14,10 +14,10 @@ from backend.config.config import Config
 from backend.engine.forward import PrefilledPrompts
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
-from backend.training.batch import Batch
+from backend.training.batch import Batch, ints
 from backend.training.collectives import Collectives, merged, total
-from backend.training.importance_sampling import UNCLIPPED, ImportanceCorrection, logp_gap
-from backend.training.learner import Algorithm, Learner, OptimizerBatch, TokenRecord, mean_of_updates
+from backend.training.importance_sampling import UNCLIPPED, ImportanceCorrection, logp_difference
+from backend.training.learner import Algorithm, Learner, OptimizerBatch, TokenRecord
 from backend.training.losses import (
     LossConfig,
     Tally,
@@ -109,8 +109,11 @@ class Grpo(Algorithm):
         names = ["entropy", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total", "sampling/logp_gap/mean"]
         names += ["kl"] if self.policy.reference is not None else []
         names += ["self_distillation/loss"] if self.config.self_distillation_weight else []
-        not_measured = dict.fromkeys(names, math.nan)
-        return not_measured | mean_of_updates(updates) | self.sampler_metrics(optimizer_batches, forward)
+        means = dict.fromkeys(names, math.nan)  # of the updates that have them
+        for name in dict.fromkeys(name for each in updates for name in each):
+            means[name] = float(np.mean([each[name] for each in updates if name in each]))
+        means["learning_rate"] = updates[-1]["learning_rate"]
+        return means | self.sampler_metrics(optimizer_batches, forward)
 
     def optimizer_batch(self, batch: Batch, forward: PolicyForward) -> OptimizerBatch:
         """Micro-batches with what the updates share: token weights, reference and, if needed, old log-probabilities."""
@@ -220,12 +223,9 @@ class Grpo(Algorithm):
         batch = micro_batch.batch
         if self.config.record_tokens:
             columns: Any = [x.tolist() for x in (scores.logp_N, *values)]
-            lengths: Any = batch.length_B.tolist()
-            rows: Any = batch.row_B.tolist()
-            self.token_records = {
-                **self.token_records,
-                **{row: TokenRecord(*(column[i][: lengths[i]] for column in columns)) for i, row in enumerate(rows)},
-            }
+            rows = enumerate(zip(ints(batch.row_B), ints(batch.length_B), strict=True))
+            records = {row: TokenRecord(*(column[i][:length] for column in columns)) for i, (row, length) in rows}
+            self.token_records = {**self.token_records, **records}
         if batch.old_logp_BT is None:
             self._set_old_policy(micro_batch, scores.logp_N)
 
@@ -241,7 +241,9 @@ class Grpo(Algorithm):
             assert batch.old_logp_BT is not None  # recorded in the first update at the latest
             metrics = (self.correction or UNCLIPPED).measure(batch, batch.old_logp_BT)[1]
             if has_gap:
-                metrics |= logp_gap(batch.old_logp_BT, batch.sampling_logp_BT, batch.log_kept_BT, batch.mask_BT)
+                # sampling_logp is renormalised over what the filters kept; log_kept takes that back: rounding error.
+                unfiltered_logp_BT = batch.sampling_logp_BT + batch.log_kept_BT
+                metrics |= logp_difference(batch.old_logp_BT, unfiltered_logp_BT, batch.mask_BT, "logp_gap")
             values = {name: float(x) for name, x in metrics.items()}
             own.append((values, float(batch.mask_BT.sum()), float(len(batch))))
         of_batches = [each for of_rank in forward.ranks.gather(own) for each in of_rank]

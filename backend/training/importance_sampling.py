@@ -69,14 +69,6 @@ def logp_difference(
     return metrics
 
 
-def logp_gap(
-    policy_logp_BT: mx.array, sampling_logp_BT: mx.array, log_kept_BT: mx.array, mask_BT: mx.array
-) -> dict[str, mx.array]:
-    """`logp_difference` between learner and sampler before filters: rounding error."""
-    # sampling_logp is renormalised over what the filters kept; log_kept takes that back.
-    return logp_difference(policy_logp_BT, sampling_logp_BT + log_kept_BT, mask_BT, "logp_gap")
-
-
 def _min_mean_max(name: str, x: mx.array, counted: mx.array) -> dict[str, mx.array]:
     count = counted.sum()
     low = mx.where(counted, x, mx.inf).min()

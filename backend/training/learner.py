@@ -11,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx.optimizers import Optimizer
 from mlx.utils import tree_map
 
@@ -76,37 +75,28 @@ class Algorithm:
         """Restore `state`; older checkpoints have an empty list."""
 
 
+@dataclass(eq=False, repr=False)
 class Learner:
     """Policy, algorithm, optimizer and schedule. Rate, dropout and reference depend on `updates` alone, so a resumed
     run continues exactly. Without `learning_rate` the optimizer keeps its own. `recompute`: gradient checkpointing."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        algorithm: Algorithm,
-        optimizer: Optimizer,
-        learning_rate: LearningRate | None,
-        forward: PolicyForward,
-        *,
-        own: OwnUpdates = SETTINGS_DECIDE,
-        max_grad_norm: float | None = None,
-        seed: int = 0,
-        recompute: bool = False,
-    ) -> None:
-        self.policy = policy
-        self.algorithm = algorithm
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.forward = forward
-        self.own = own
-        self.max_grad_norm = max_grad_norm
-        self.seed = seed
-        self.recompute = recompute
-        self.updates = 0
-        self.is_whole = True  # false if an update failed half-way
+    policy: Policy
+    algorithm: Algorithm
+    optimizer: Optimizer
+    learning_rate: LearningRate | None
+    forward: PolicyForward
+    own: OwnUpdates = SETTINGS_DECIDE
+    max_grad_norm: float | None = None
+    seed: int = 0
+    recompute: bool = False
+    updates: int = 0
+    is_whole: bool = True  # false if an update failed half-way
+
+    def __post_init__(self) -> None:
         # Before compiling: the compiled update captures the state's arrays, which must exist by then.
-        self.optimizer.init(policy.parameters())
-        sets_rate = learning_rate is not None
+        optimizer, own = self.optimizer, self.own
+        optimizer.init(self.policy.parameters())
+        sets_rate = self.learning_rate is not None
 
         def apply_gradients(gradient: Any, parameters: Any, rate: mx.array) -> Any:
             if sets_rate:
@@ -272,13 +262,6 @@ class Learner:
         rate = rate if self.learning_rate else optimizers.rate_of(self.optimizer)
         was_clipped = {"grad_clipped": float(norm > self.max_grad_norm)} if self.max_grad_norm else {}
         return {"loss": loss_value, "grad_norm": norm, "learning_rate": rate, **was_clipped}
-
-
-def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean metrics over the updates that have them; the learning rate is the last."""
-    names = dict.fromkeys(name for metrics in updates for name in metrics)
-    means = {name: float(np.mean([metrics[name] for metrics in updates if name in metrics])) for name in names}
-    return means | {"learning_rate": updates[-1]["learning_rate"]}
 
 
 def optimizer_of(config: Config, own: OwnUpdates = SETTINGS_DECIDE) -> Optimizer:

@@ -209,11 +209,6 @@ def k3(distance_BT: mx.array, ratio: mx.array, corrected: bool) -> mx.array:
     return kl_BT * ratio if corrected else kl_BT
 
 
-def documented_kl(distance_BT: mx.array, ratio: mx.array, _corrected: bool) -> mx.array:
-    """ρ·exp(d) − d − 1, differentiated in all parts."""
-    return ratio * mx.exp(distance_BT) - distance_BT - 1
-
-
 def sum_over_max_length(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
     if totals.max_length is None:
         raise ValueError("max_completion_length is needed for dr_grpo, which divides by it.")
@@ -262,7 +257,7 @@ KL_ESTIMATORS: dict[str, KlEstimator] = {
         sentence="It is ratio · exp(d) − d − 1, as the guide of MLX LoRA Studio writes it. Over the policy's own "
         "completions its gradient is 0 on average, so it hardly holds the model.",
         paper="MLX LoRA Studio's guide to GRPO",
-        term=documented_kl,
+        term=lambda distance_BT, ratio, _corrected: ratio * mx.exp(distance_BT) - distance_BT - 1,
     ),
 }
 

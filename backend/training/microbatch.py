@@ -34,16 +34,16 @@ def plan_micro_batches(
 ) -> list[list[int]]:
     """Row indices by micro-batch, largest first, each of at most `most_rows` rows and `token_budget` tokens with
     padding; a larger row goes alone."""
-    shared = prompts != "per_row"
     # Prefilled for all micro-batches, a prompt costs none of them anything, wherever its rows are.
     if prompts == "prefilled":
         rows = [replace(row, prompt=0) for row in rows]
+    elif prompts == "per_row":
+        rows = [replace(row, prompt=0, length=row.prompt + row.length) for row in rows]
 
     def plan(bucket: int) -> list[MicroBatchRows]:
         # By group within a bucket of lengths, which keeps rows of one prompt together.
-        lengths = {row.index: _own_tokens(row, shared) for row in rows}
-        order = sorted(rows, key=lambda x: (-(lengths[x.index] // bucket), x.group, -lengths[x.index], x.index))
-        return _cheapest_runs(order, shared, most_rows, token_budget)
+        order = sorted(rows, key=lambda row: (-(row.length // bucket), row.group, -row.length, row.index))
+        return _cheapest_runs(order, most_rows, token_budget)
 
     # Where a prompt costs something for each micro-batch, wider buckets may save more of them than they pad.
     plans = map(plan, BUCKETS if prompts == "per_micro_batch" else BUCKETS[:1])
@@ -52,10 +52,9 @@ def plan_micro_batches(
 
 
 class MicroBatchRows:
-    """Rows that go through the model together. `shared`: prompts are read once per group."""
+    """Rows that go through the model together; prompts are read once per group."""
 
-    def __init__(self, shared: bool, rows: Sequence[RowLengths] = ()) -> None:
-        self.shared = shared
+    def __init__(self, rows: Sequence[RowLengths] = ()) -> None:
         self.rows = list[RowLengths]()
         self.groups = set[int]()
         self.longest = self.longest_prompt = 0
@@ -64,29 +63,21 @@ class MicroBatchRows:
 
     @property
     def tokens(self) -> int:
-        # Two padded arrays where prompts are shared, [rows, longest] and [groups, longest prompt]; else one with whole
-        # rows.
-        completions = len(self.rows) * self.longest
-        return completions + len(self.groups) * self.longest_prompt if self.shared else completions
+        # Of two padded arrays, [rows, longest] and [groups, longest prompt].
+        return len(self.rows) * self.longest + len(self.groups) * self.longest_prompt
 
     def add(self, row: RowLengths) -> None:
         self.rows.append(row)
         self.groups.add(row.group)
-        self.longest = max(self.longest, _own_tokens(row, self.shared))
+        self.longest = max(self.longest, row.length)
         self.longest_prompt = max(self.longest_prompt, row.prompt)
 
 
-def _own_tokens(row: RowLengths, shared: bool) -> int:
-    return row.length if shared else row.prompt + row.length
-
-
-def _cheapest_runs(
-    rows: Sequence[RowLengths], shared: bool, most_rows: int | None, token_budget: int | None
-) -> list[MicroBatchRows]:
+def _cheapest_runs(rows: Sequence[RowLengths], most_rows: int | None, token_budget: int | None) -> list[MicroBatchRows]:
     """Runs of consecutive rows within the limits, largest first. `best[i]`: of rows i… cost and runs."""
     best: list[tuple[float, list[MicroBatchRows]]] = [(0.0, [])] * (len(rows) + 1)
     for start in reversed(range(len(rows))):
-        run, options = MicroBatchRows(shared), []
+        run, options = MicroBatchRows(), []
         for stop, row in enumerate(rows[start:], start + 1):
             run.add(row)
             too_many = most_rows is not None and len(run.rows) > most_rows
@@ -94,5 +85,5 @@ def _cheapest_runs(
                 break
             options.append((run.tokens + PASS_OVERHEAD + best[stop][0], stop))
         cost, stop = min(options)  # ties by the nearer border, so the plan depends on the lengths alone
-        best[start] = cost, [MicroBatchRows(shared, rows[start:stop]), *best[stop][1]]
+        best[start] = cost, [MicroBatchRows(rows[start:stop]), *best[stop][1]]
     return sorted(best[0][1], key=lambda part: -part.tokens)

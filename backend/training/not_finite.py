@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from backend.training.batch import ints
 from backend.training.policy_forward import MicroBatch
 from backend.types import Group
 
@@ -99,8 +100,6 @@ def token_numbers(micro_batches: Sequence[MicroBatch], logps: Iterable[mx.array]
             "weight": batch.weight_BT,
         }
         columns: dict[str, Any] = {name: x.tolist() for name, x in arrays.items() if x is not None}
-        lengths: Any = batch.length_B.tolist()
-        rows: Any = batch.row_B.tolist()
-        for i, row in enumerate(rows):
-            numbers[row] = {name: column[i][: lengths[i]] for name, column in columns.items()}
+        for i, (row, length) in enumerate(zip(ints(batch.row_B), ints(batch.length_B), strict=True)):
+            numbers[row] = {name: column[i][:length] for name, column in columns.items()}
     return numbers

@@ -24,7 +24,7 @@ from backend.data.problems import (
     tokenizer_lock,
 )
 from backend.engine.output_layer import SplitModel
-from backend.training.batch import Batch, pack
+from backend.training.batch import Batch, ints, pack
 from backend.training.losses import token_mean, token_weights
 from backend.training.policy_forward import MicroBatch, PolicyForward
 from backend.types import Completion, Group, Problem, content_text
@@ -36,40 +36,28 @@ FEEDBACK = "\nThe following is feedback from your unsuccessful earlier attempt:\
 LARGEST_RATIO = 2.0
 
 
-def teacher_contexts(group: Group, config: Config) -> list[tuple[int | None, str]]:
-    """Context for the teacher of each completion: (index of the group's first solved completion, feedback); (None, "")
-    where there is neither."""
-    column = config.privileged_context_feature
-    solved = [i for i, completion in enumerate(group.completions) if _is_solved(completion, config)]
-    contexts: list[tuple[int | None, str]] = []
-    for i, completion in enumerate(group.completions):
-        own = config.dont_reprompt_on_self_success
-        solution = next((j for j in solved if j != i or not own), None)
-        values = {**group.problem.row, **completion.columns, **completion.logged}
-        feedback = values.get(column) if config.include_environment_feedback else None
-        contexts.append((solution, feedback if isinstance(feedback, str) and feedback.strip() else ""))
-    return contexts
-
-
-def _is_solved(completion: Completion, config: Config) -> bool:
-    return completion.reward is not None and completion.reward >= config.success_reward_threshold
-
-
 def add_teacher_prompts(
     groups: Sequence[Group], config: Config, tokenizer: Any, prompt_format: PromptFormat
 ) -> dict[str, float]:
     """Fill in `teacher_prompt` and `teacher_context` of every completion whose teacher sees something, unless both are
     longer than `max_seq_length`. Returns metrics. Raises UserError for a prompt that cannot be rendered again."""
-    reprompted = too_long = 0
+    reprompted = too_long = solved_groups = 0
     for group in groups:
+        rewards = [completion.reward for completion in group.completions]
+        solved = [i for i, x in enumerate(rewards) if x is not None and x >= config.success_reward_threshold]
+        solved_groups += bool(solved)
         prompts: dict[tuple[int | None, str], list[int] | TooLong] = {}
-        for completion, context in zip(group.completions, teacher_contexts(group, config), strict=True):
-            if context == (None, ""):
+        for i, completion in enumerate(group.completions):
+            solution = next((j for j in solved if j != i or not config.dont_reprompt_on_self_success), None)
+            values = {**group.problem.row, **completion.columns, **completion.logged}
+            value = values.get(config.privileged_context_feature) if config.include_environment_feedback else None
+            feedback = value if isinstance(value, str) and value.strip() else ""
+            if solution is None and not feedback:
                 continue
-            if context not in prompts:
+            if (context := (solution, feedback)) not in prompts:
                 with tokenizer_lock:
                     prompts[context] = _teacher_prompt(group, *context, config, tokenizer, prompt_format)
-            tokens, (solution, feedback) = prompts[context], context
+            tokens = prompts[context]
             if isinstance(tokens, TooLong) or len(tokens) + len(completion.tokens) > config.max_seq_length:
                 too_long += 1
                 continue
@@ -78,10 +66,9 @@ def add_teacher_prompts(
             shown = {"solution_of": solution, "feedback": feedback}
             completion.teacher_context = {name: value for name, value in shown.items() if value not in (None, "")}
     count = sum(len(group.completions) for group in groups)
-    solved = sum(any(_is_solved(completion, config) for completion in group.completions) for group in groups)
     return {
         "self_distillation/reprompted": reprompted / count,
-        "self_distillation/solved_groups": solved / len(groups),
+        "self_distillation/solved_groups": solved_groups / len(groups),
         "self_distillation/too_long": too_long / count,
     }
 
@@ -114,8 +101,7 @@ def _teacher_prompt(
 
 def teacher_weights(batch: Batch) -> mx.array:
     """Weight of each token in the distillation loss, [B, T]: rows count alike, and those without a teacher too."""
-    rows: Any = batch.row_B.tolist()
-    has_teacher_B1 = mx.array([[float(bool(batch.teacher_prompts[row]))] for row in rows])
+    has_teacher_B1 = mx.array([[float(bool(batch.teacher_prompts[row]))] for row in ints(batch.row_B)])
     return token_weights(batch.mask_BT, loss_type="grpo") * has_teacher_B1
 
 
@@ -135,8 +121,7 @@ def set_teacher_logps(micro_batches: Sequence[MicroBatch], teacher: SplitModel, 
     mode = "per_micro_batch" if teacher.prefix_layers else "per_row"
     for part in pack(groups, pad_id=0).micro_batches(token_budget=forward.micro_batch_tokens, prompts=mode):
         (logp_BT,) = forward.logps_without_gradient(teacher, [MicroBatch.of(part)])
-        rows: Any = part.row_B.tolist()
-        for row, logp_T in zip(rows, np.array(logp_BT), strict=True):
+        for row, logp_T in zip(ints(part.row_B), np.array(logp_BT), strict=True):
             number, i = places[row]
             logps[number][i, : len(logp_T)] = logp_T[: logps[number].shape[1]]
     for part, logp_BT in zip(micro_batches, logps, strict=True):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from backend.runs.completion_rows import Stop
 from backend.trainer.telemetry import completion_row
 from backend.training.batch import Batch, completion_metrics, pack
-from backend.training.importance_sampling import importance_ratio, logp_gap
+from backend.training.importance_sampling import importance_ratio, logp_difference
 from backend.training.microbatch import (
     PASS_OVERHEAD,
     MicroBatchRows,
@@ -110,18 +110,22 @@ def test_the_gap_is_between_two_policies_before_any_filter() -> None:
     # The sampler's policy gave the tokens −0.5 − 0.25 and −1 − 1.5. The third token it could not score, the fourth is
     # padding.
     policy, sampling = mx.array([[-1.0, -2.0, -9.0, -9.0]]), mx.array([[-0.5, -1.0, float("nan"), -7.0]])
-    kept, mask = mx.array([[-0.25, -1.5, 0.0, 0.0]]), mx.array([[1.0, 1.0, 1.0, 0.0]])
-    gap = {name: float(x) for name, x in logp_gap(policy, sampling, kept, mask).items()}
+    before, mask = sampling + mx.array([[-0.25, -1.5, 0.0, 0.0]]), mx.array([[1.0, 1.0, 1.0, 0.0]])
+    gap = {name: float(x) for name, x in logp_difference(policy, before, mask, "logp_gap").items()}
     assert gap == {"sampling/logp_gap/mean": 0.375, "sampling/logp_gap/max": 0.5}
-    assert {float(x) for x in logp_gap(policy, sampling, kept, 0 * mask).values()} == {0}
+    assert {float(x) for x in logp_difference(policy, before, 0 * mask, "logp_gap").values()} == {0}
 
 
 def rows(prompt: int, *lengths: int, groups: int = 1) -> list[RowLengths]:
     return [RowLengths(i, i * groups // len(lengths), prompt, length) for i, length in enumerate(lengths)]
 
 
-def costs(parts: list[list[int]], of: list[RowLengths], shared: bool = True) -> list[int]:
-    return [MicroBatchRows(shared, [of[index] for index in part]).tokens for part in parts]
+def costs(parts: list[list[int]], of: list[RowLengths]) -> list[int]:
+    return [MicroBatchRows([of[index] for index in part]).tokens for part in parts]
+
+
+def whole(rows: list[RowLengths]) -> list[RowLengths]:
+    return [RowLengths(row.index, row.group, 0, row.prompt + row.length) for row in rows]
 
 
 MODES: list[PromptMode] = ["prefilled", "per_micro_batch", "per_row"]
@@ -141,7 +145,7 @@ def test_no_row_is_lost_and_limits_are_kept(
     parts = plan_micro_batches(many, most_rows=most_rows, token_budget=budget, prompts=prompts)
     assert sorted(index for part in parts for index in part) == list(range(len(many)))
     counted = [RowLengths(row.index, row.group, 0, row.length) for row in many] if prompts == "prefilled" else many
-    tokens = costs(parts, counted, prompts != "per_row")
+    tokens = costs(parts, whole(many) if prompts == "per_row" else counted)
     assert all(size <= budget or len(part) == 1 for size, part in zip(tokens, parts, strict=True))
     assert all(most_rows is None or len(part) <= most_rows for part in parts)
     assert tokens == sorted(tokens, reverse=True), "the one that needs most memory first"
@@ -157,17 +161,15 @@ def test_no_row_is_lost_and_limits_are_kept(
 def test_the_plan_is_the_cheapest_split_by_length(lengths: list[int], prompt: int, groups: int, shared: bool) -> None:
     """Compared with every split of the rows sorted by length."""
     many = rows(prompt, *lengths, groups=groups)
-    planned = sum(
-        cost + PASS_OVERHEAD
-        for cost in costs(plan_micro_batches(many, prompts="per_micro_batch" if shared else "per_row"), many, shared)
-    )
-    size = {row.index: row.length + (0 if shared else row.prompt) for row in many}
-    falling = sorted(many, key=lambda row: -size[row.index])
+    plan = plan_micro_batches(many, prompts="per_micro_batch" if shared else "per_row")
+    counted = many if shared else whole(many)
+    planned = sum(cost + PASS_OVERHEAD for cost in costs(plan, counted))
+    falling = sorted(counted, key=lambda row: -row.length)
     for count in range(len(many)):
         for chosen in combinations(range(1, len(many)), count):
             borders = [0, *chosen, len(many)]
             split = [falling[a:b] for a, b in pairwise(borders)]
-            assert planned <= sum(MicroBatchRows(shared, part).tokens + PASS_OVERHEAD for part in split)
+            assert planned <= sum(MicroBatchRows(part).tokens + PASS_OVERHEAD for part in split)
 
 
 def test_the_mask_reaches_the_batch_beside_padding_and_truncation() -> None:
