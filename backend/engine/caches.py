@@ -182,7 +182,8 @@ class AttentionInputs(NamedTuple):
 
 
 class PrefixRecorder:
-    """A layer's cache while prompts are prefilled: keeps keys and values [P, J, K, d] in the graph."""
+    """A layer's cache while prompts are prefilled: keeps keys and values [P, J, K, d] in the graph. Also for whole rows
+    of a model whose layers find each other's keys and values in caches alone (gemma3n)."""
 
     # mlx-lm's layers read `offset` for the rotary embedding before they hand keys over. Keys arrive rotated, so a
     # prompt's positions stay right for every row that attends to it.
@@ -208,10 +209,6 @@ class PrefixRecorder:
         # By identity, which costs nothing; comparing values would evaluate the graph.
         unchanged = keys is self.keys and values is self.values and _is_causal(mask, keys)
         return AttentionInputs(keys, values) if unchanged else None
-
-
-class WholeRowCache(PrefixRecorder):
-    """For whole rows of a model whose layers find each other's keys and values in caches alone (gemma3n)."""
 
 
 @dataclass(frozen=True, slots=True)

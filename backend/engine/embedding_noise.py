@@ -53,14 +53,12 @@ class EmbeddingNoise:
         parts: list[mx.array] = []
         for row, length in zip(rows, lengths, strict=True):
             # As many draws as the row has tokens, without its padding: another shape would give other numbers.
-            draw_LH = mx.random.uniform(-1, 1, (length, hidden), key=self._key(row))
+            digest = hashlib.blake2b(f"{self.seed} {self.rollout} {row}".encode(), digest_size=8).digest()
+            key = mx.random.key(int.from_bytes(digest, "little"))
+            draw_LH = mx.random.uniform(-1, 1, (length, hidden), key=key)
             shown = (self.alpha / (length * hidden) ** 0.5 * draw_LH)[:width]
             parts.append(mx.pad(shown, [(0, width - shown.shape[0]), (0, 0)]))
         return mx.stack(parts)
-
-    def _key(self, row: int) -> mx.array:
-        digest = hashlib.blake2b(f"{self.seed} {self.rollout} {row}".encode(), digest_size=8).digest()
-        return mx.random.key(int.from_bytes(digest, "little"))
 
 
 def input_embedding(model: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.caches import PrefixMask, PrefixReader, PrefixRecorder, WholeRowCache
+from backend.engine.caches import PrefixMask, PrefixReader, PrefixRecorder
 from backend.engine.images import PromptImages, hidden_with_images, padded_images, shifts
 from backend.engine.layers import gather_with_repeats, scatter_unique, take_distinct
 from backend.engine.lm_head import Teacher, TokenScores, token_logps
@@ -144,7 +144,7 @@ def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:
         of_prompt: list[int] = rows.prompt_B.tolist()  # pyright: ignore[reportAssignmentType]: one axis
         images = padded_images([rows.images[p] for p in of_prompt], tokens_BL.shape[1])
         has_keys = [hasattr(layer, "self_attn") for layer in split_model.body.layers]
-        cache = [WholeRowCache(images.rotation) if each else None for each in has_keys]
+        cache = [PrefixRecorder(images.rotation) if each else None for each in has_keys]
         hidden_BLH = hidden_with_images(split_model, tokens_BL, images, cache)
     else:
         hidden_BLH = split_model.hidden(tokens_BL)

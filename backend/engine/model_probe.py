@@ -11,10 +11,10 @@ import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from backend.engine import residual_stream
-from backend.engine.caches import WholeRowCache, new_prompt_cache
+from backend.engine.caches import PrefixRecorder, new_prompt_cache
 from backend.engine.cpu import matmul_transposed
 from backend.engine.device import has_metal, on_cpu
-from backend.engine.forward import SequenceRows, shared_prompt_states, whole_row_states
+from backend.engine.forward import sequence_rows, shared_prompt_states, whole_row_states
 from backend.engine.output_layer import PROBE, NoOutputLayer, SplitModel, cut_before_output_layer
 from backend.engine.patches import install
 
@@ -115,7 +115,7 @@ def _sharing_keys(model: nn.Module, split_model: SplitModel, alone: mx.array) ->
     if not kinds <= {KVCache, RotatingKVCache}:
         return split_model, alone
     try:
-        cached = split_model.hidden(PROBE, [WholeRowCache() for _ in range(count)])
+        cached = split_model.hidden(PROBE, [PrefixRecorder() for _ in range(count)])
         if _are_close(cached, alone):
             return split_model, alone
     except Exception:  # the code of any model runs here; one that does not take our cache keeps its own way
@@ -127,7 +127,7 @@ def _with_caches(split_model: SplitModel, count: int) -> SplitModel:
     hidden, cut = split_model.hidden, split_model.cut
     return replace(
         split_model,
-        hidden=lambda tokens, cache=None: hidden(tokens, cache or [WholeRowCache() for _ in range(count)]),
+        hidden=lambda tokens, cache=None: hidden(tokens, cache or [PrefixRecorder() for _ in range(count)]),
         cut=lambda tree: _with_caches(cut(tree), count),
     )
 
@@ -148,7 +148,9 @@ def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:
                 raise _Unsupported(CACHES.get(type(cache), f"some layers keep a {type(cache).__name__}"))
         if len(caches) < len(getattr(model, "layers", caches)):
             raise _Unsupported("some layers read the keys of earlier ones")
-        rows = _probe_rows()
+        tokens = mx.array([[1, 2, 3, 6, 7], [1, 2, 3, 8, 9], [4, 5, 10, 11, 0]])
+        completions = mx.array([[6, 7], [8, 9], [10, 11]])
+        rows = sequence_rows(tokens, mx.array([3, 3, 2]), mx.array([0, 0, 1]), completions, mx.ones((3, 2)))
         model.eval()  # dropout would differ between the two passes
         shared = shared_prompt_states(replace(split_model, prefix_layers=len(caches)), rows)
         whole = whole_row_states(split_model, rows)
@@ -192,23 +194,6 @@ def gradient_error(model: nn.Module) -> str:
         model.update(parameters)  # differentiation leaves its tracers in the model
         model.train(training)
     return ""
-
-
-def _probe_rows() -> SequenceRows:
-    prompts, completions = [[1, 2, 3], [4, 5, 0]], [[6, 7], [8, 9], [10, 11]]
-    tokens = [[1, 2, 3, 6, 7], [1, 2, 3, 8, 9], [4, 5, 10, 11, 0]]
-    return SequenceRows(
-        tokens_BL=mx.array(tokens),
-        prompt_PK=mx.array(prompts),
-        prompt_length_P=mx.array([3, 2]),
-        prompt_length_B=mx.array([3, 3, 2]),
-        prompt_B=mx.array([0, 0, 1]),
-        completion_BT=mx.array(completions),
-        active_N=mx.arange(6),
-        full=True,
-        even=False,
-        ragged=True,
-    )
 
 
 def describe_error(error: Exception) -> str:

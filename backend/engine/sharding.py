@@ -75,10 +75,6 @@ class LayerShare:
     kind: str
     segments: Segments
 
-    def division(self, weight: mx.array) -> Division:
-        """For the weight [out, in] or [experts, out, in]."""
-        return Division(max(weight.ndim - 2, 0) if self.kind == COLUMNS else weight.ndim - 1, self.segments)
-
 
 def shard(model: nn.Module, group: mx.distributed.Group) -> dict[str, LayerShare]:
     """Shard the model over the group, in place. Returns how, by layer name. Raises CannotShardError, and leaves a
@@ -136,12 +132,6 @@ def _whole_numbers(model: nn.Module) -> dict[tuple[str, str], int]:
         for key, value in vars(module).items()
         if type(value) is int
     }
-
-
-def read_weights(model: nn.Module) -> None:
-    """Evaluate the arrays one at a time, so that one at most is whole in memory."""
-    for _, array in tree_flatten(model.parameters()):
-        mx.eval(array)
 
 
 class LinearBeforeHeads(nn.Module):
@@ -274,7 +264,8 @@ def _kinds(adapter: Any, own: Any, share: LayerShare | None, is_summed: bool) ->
     if share is None:
         whole = Whole.SUMMED if is_summed else Whole.EQUAL
         return {"lora_a": whole, "lora_b": whole} if before == after else None
-    division = share.division(base.weight)
+    # Of the weight [out, in] or [experts, out, in].
+    division = Division(max(len(before) - 2, 0) if share.kind == COLUMNS else len(before) - 1, share.segments)
     expected = list(before)
     expected[division.axis] = after[division.axis]
     is_lora = isinstance(adapter, (LoRALinear, LoRASwitchLinear))

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from backend.config.setting import ModelSettings
 from backend.engine import cpu
 from backend.engine.images import PromptImages
-from backend.engine.sharding import Adapters, CannotShardError, Sum, install_adapters, read_weights, shard
+from backend.engine.sharding import Adapters, CannotShardError, Sum, install_adapters, shard
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import attach_adapters
 from backend.models.architectures import model_type, module_of
@@ -83,7 +83,8 @@ def load_sharded_policy(
     model.update(of_group.parts(whole))
     del adapted  # it holds the arrays of whole layers
     with loading(config.model, "model"):
-        read_weights(model)
+        for _, array in tree_flatten(model.parameters()):
+            mx.eval(array)  # one at a time, so that one at most is whole in memory
         mx.eval(reference.parameters() if reference else [], whole)
     check_runs(model, config.model, "model")
     check_computes(model, config)

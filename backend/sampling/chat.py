@@ -385,7 +385,7 @@ class _Answer:
         talk, outputs = self._talk, self._outputs
         if talk is None or not talk.end_turns([0], outputs, check):
             return
-        on_turns(self.side, talk.turns(0))
+        on_turns(self.side, talk.turns[0])
         while talk.waiting:
             going_on, _ = talk.results(outputs, WAIT_S, check)
             if going_on:
@@ -393,7 +393,7 @@ class _Answer:
                 self._steps.close()
                 self._steps = self._generate([*self.problem.tokens, *outputs.tokens(0)], int(outputs.length[0]))
                 self._text = TextStream(self._decode)
-        on_turns(self.side, talk.turns(0))
+        on_turns(self.side, talk.turns[0])
 
     def reply(self) -> Reply:
         completion = self._talk.completion(0, self._outputs) if self._talk else self._outputs.completion(0)

@@ -88,7 +88,7 @@ class Rollout:
         group_size = len(numbers) // len(problems)
         self._schemas = [tools.schemas_of(problem) for problem in problems for _ in range(group_size)]
         self._row_of = {number: row for row, number in enumerate(numbers)}
-        self._turns: list[list[Turn]] = [[] for _ in numbers]
+        self.turns: list[list[Turn]] = [[] for _ in numbers]  # of each conversation, so far
         self.waiting = 0
         """Conversations whose calls run."""
 
@@ -96,17 +96,13 @@ class Rollout:
         """The conversation of one completion as a separate rollout; for rollouts with groups of one."""
         return Rollout(self._tools, [self.problems[row]], [[]], [self._numbers[row]])
 
-    def turns(self, row: int) -> list[Turn]:
-        """Its turns so far."""
-        return self._turns[row]
-
     def end_turns(self, rows: Sequence[int], outputs: CompletionBuffer, poll: Poll) -> list[int]:
         """Read the turns that have ended in these completions, and begin to run their calls. → those that wait."""
         waiting: list[int] = []
         for row in rows:
             if outputs.stop[row] != EOS or not self._schemas[row]:
                 continue
-            turns, start = self._turns[row], self._start(row)
+            turns, start = self.turns[row], self._start(row)
             ids = outputs.tokens(row, start)
             content, calls = self._tools.format.parse(ids, self._schemas[row])
             turns.append(Turn(content, calls, len(ids)))
@@ -123,7 +119,7 @@ class Rollout:
         ending: list[int] = []
         for number, results in self._tools.host.finished(wait_s, poll):
             row = self._row_of[number]
-            turn, room = self._turns[row][-1], outputs.max_tokens - int(outputs.length[row])
+            turn, room = self.turns[row][-1], outputs.max_tokens - int(outputs.length[row])
             turn.results = list(results)
             suffix = [] if self._tools.format.exceeds(results, room) else self._tools.format.suffix(results)
             if suffix and len(suffix) < room:
@@ -141,7 +137,7 @@ class Rollout:
 
     def completion(self, row: int, outputs: CompletionBuffer) -> Completion:
         """The finished completion with its turns."""
-        completion, turns = outputs.completion(row), self._turns[row]
+        completion, turns = outputs.completion(row), self.turns[row]
         start = self._start(row)
         if start < len(completion.tokens):  # cut off by the length limit or a stop string
             text = outputs.text(row, start)
@@ -152,7 +148,7 @@ class Rollout:
 
     def _start(self, row: int) -> int:
         """Where the present turn begins."""
-        return len(self.openings[row]) + sum(turn.tokens + turn.result_tokens for turn in self._turns[row])
+        return len(self.openings[row]) + sum(turn.tokens + turn.result_tokens for turn in self.turns[row])
 
 
 def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -14,8 +14,9 @@ import mlx.core as mx
 import numpy as np
 
 from backend.config.config import Config
-from backend.sampling.output_grammar import schema_text
+from backend.utils.documents import parse_json
 from backend.utils.errors import UserError
+from backend.utils.files import read_text, user_path
 from backend.utils.text import quote
 
 # The bytes that each token of a tokenizer stands for inside a text, which a grammar is followed in.
@@ -73,7 +74,11 @@ def bytes_of(tokenizer: Any) -> dict[int, bytes]:
             for text, token in vocabulary.items()
         }
     else:
-        own = _decoded(tokenizer, vocabulary)
+        # Each token decoded behind another, since a decoder may strip what begins a text.
+        before = [token for text, token in vocabulary.items() if len(text) == 1 and text.isalnum()][:1]
+        start = len(tokenizer.decode(before)) if before else 0
+        texts = {token: tokenizer.decode([*before, token])[start:] for token in vocabulary.values()}
+        own = {token: text.encode() for token, text in texts.items() if "\ufffd" not in text}
     return {token: data for token, data in (own | added).items() if data}
 
 
@@ -82,15 +87,6 @@ def _parts(stage: Any) -> set[str]:
         return set()
     parts = [*stage.get("decoders", ()), *stage.get("pretokenizers", ())]
     return {stage["type"], *(kind for part in parts for kind in _parts(part))}
-
-
-def _decoded(tokenizer: Any, vocabulary: dict[str, int]) -> dict[int, bytes]:
-    """Each token decoded behind another, since a decoder may strip what begins a text."""
-    anchor = next((token for text, token in vocabulary.items() if len(text) == 1 and text.isalnum()), None)
-    before = [] if anchor is None else [anchor]
-    start = len(tokenizer.decode(before)) if before else 0
-    texts = {token: tokenizer.decode([*before, token])[start:] for token in vocabulary.values()}
-    return {token: text.encode() for token, text in texts.items() if "\ufffd" not in text}
 
 
 # between the parts of JSON; with any number of blanks a model might write nothing else
@@ -113,7 +109,15 @@ class Grammar:
         """The grammar of a run; None if its output is free. Raises UserError for an unreadable schema."""
         if config.output_regex:
             return cls("regex", config.output_regex)
-        return cls("schema", schema_text(config.output_schema)) if config.output_schema else None
+        if not config.output_schema:
+            return None
+        text, what = config.output_schema.strip(), "The text of Output schema"
+        if not text.startswith("{"):
+            path = user_path(text, "output_schema")
+            text, what = read_text(path, "output_schema"), quote(path, 70)
+        if not isinstance(parse_json(text, what, "output_schema"), dict):
+            raise UserError("output_schema", f"{what} must be a JSON schema, which is an object in braces.")
+        return cls("schema", text)
 
     @property
     def setting(self) -> str:
@@ -204,9 +208,6 @@ class GrammarState:
                 self._ended.add(number)
             else:
                 self._matcher(number).consume_token(token)
-
-    def is_complete(self, tokens: Sequence[int]) -> bool:
-        return self.compiled.accepts(tokens)
 
     def _matcher(self, number: int) -> Any:
         if number not in self._matchers:

@@ -116,7 +116,7 @@ class CompletionBuffer:
             # A stop string before the grammar is satisfied ends nothing, now or later.
             before, after = self._decode(tokens[:-1]), self._decode(tokens)
             is_new = any(after.count(word) > before.count(word) for word in self.stop_strings)
-            if is_new and self.held.is_complete(tokens):
+            if is_new and self.held.compiled.accepts(tokens):
                 return end
         return None
 

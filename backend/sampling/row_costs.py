@@ -47,18 +47,14 @@ class RowCosts:
         if needed <= self.tile:
             size = min(1 << (needed - 1).bit_length(), self.tile)
         else:
-            size = self.tile * _few(self._tiles(needed))
+            tiles = self._tiles(needed)
+            power = 1 << max(0, (tiles - 1).bit_length() - 2)
+            size = self.tile * (tiles if tiles < 4 else next(n * power for n in (2, 3, 4) if n * power >= tiles))
         pays = 4 * self.cost(size) <= 3 * self.cost(rows) or 2 * size <= rows
         return size if size < rows and pays else max(needed, rows)
 
     def _tiles(self, rows: int) -> int:
         return -(-rows // self.tile)
-
-
-def _few(count: int) -> int:
-    """The smallest of 1, 2, 3 or 4 times a power of two that is at least `count` ≥ 1."""
-    power = 1 << max(0, (count - 1).bit_length() - 2)
-    return count if count < 4 else next(n * power for n in (2, 3, 4) if n * power >= count)
 
 
 ON_CPU = RowCosts(((1, 1.0),))  # proportional to the rows

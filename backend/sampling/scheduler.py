@@ -407,10 +407,6 @@ class KVRows:
     def capacity(self) -> int:
         return self.column_C.size
 
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in (*self.keys, *self.values))
-
     def copied(self, row: int, columns: int) -> tuple[list[mx.array], list[mx.array]]:
         """Keys and values of the first `columns` of a row."""
         return _copied((self.keys, self.values), row, int(self.pad[row]), int(self.pad[row]) + columns)

@@ -79,7 +79,11 @@ class TurnFormat:
         from transformers.utils.chat_parsing import parse_response
 
         # As TRL: values stay text, until the schema types them
-        as_text = [_with_text_parameters(schema["function"]) for schema in schemas]
+        as_text: list[dict[str, Any]] = []
+        for function in (schema["function"] for schema in schemas):
+            names = function.get("parameters", {}).get("properties", {})
+            parameters = {"properties": {name: {"type": "string"} for name in names}}
+            as_text.append({"function": {"name": function["name"], "parameters": parameters}})
         parsed = [self._tokenizer.tool_parser(text, as_text) for text in texts]
         flat = [call for result in parsed for call in (result if isinstance(result, list) else [result])]
         functions = [{"name": call["name"], "arguments": call.get("arguments")} for call in flat]
@@ -136,9 +140,3 @@ class TurnFormat:
             if token in self._eos_ids and mark in self._decode(ids[:place]):
                 return ids[place:]
         raise ValueError("after a turn comes no token that ends it")
-
-
-def _with_text_parameters(function: dict[str, Any]) -> dict[str, Any]:
-    names = function.get("parameters", {}).get("properties", {})
-    parameters = {"properties": {name: {"type": "string"} for name in names}}
-    return {"function": {"name": function["name"], "parameters": parameters}}

@@ -133,7 +133,7 @@ def test_a_place_that_no_token_continues_counts_as_cut_off_and_is_told() -> None
         held.read(index, np.array([make_tokenizer().convert_tokens_to_ids(token)]))
     assert mask and not held.stuck
     assert np.array(held.masks(index)).tolist() == [[1 << 3]] and held.stuck == {4}
-    assert not held.is_complete([14])
+    assert not compiled.accepts([14])
 
 
 def sentencepiece_like() -> PreTrainedTokenizerFast:
