@@ -30,7 +30,7 @@ from backend.sampling.sampler import GREEDY
 from backend.trainer.evaluation.evaluate import scored_groups
 from backend.trainer.run_inputs import read_inputs
 from backend.training.optimizers import clip_by_norm, optimizer
-from backend.training.schedules import schedule
+from backend.training.schedules import Schedule
 
 PAD, UNKNOWN, START, END = "<|endoftext|>", "<unk>", "<|im_start|>", "<|im_end|>"
 SPECIAL = (PAD, UNKNOWN, START, END)
@@ -170,7 +170,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, problem: Sum, solution: str) -> E
 
 def warm_up(model: nn.Module, batch: Callable[[], list[Example]], steps: int, progress: Progress) -> None:
     """Train `model` in place on `steps` batches. The rate decays to 0; otherwise accuracy varies widely."""
-    rate = schedule(
+    rate = Schedule(
         "cosine",
         PEAK_RATE,
         steps,

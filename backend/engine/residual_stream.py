@@ -110,19 +110,20 @@ def _observe(
         key: [array.ndim for array in leaf.values() if isinstance(array, mx.array)] for key, leaf in leaves.items()
     }
     kinds = {type(part) for part in [*leaves.values(), *model.layers]}  # pyright: ignore
+    # Vectors alone, or no arrays where it is mlx's own without a scale.
+    norms = {
+        key
+        for key, own in ranks.items()
+        if set(own) == {1} or (not own and isinstance(leaves[key], (nn.LayerNorm, nn.RMSNorm)))
+    }
     read_float32: set[int] = set()
     returned_float32: set[int] = set()
-
-    def is_norm(leaf: nn.Module) -> bool:
-        # Vectors alone, or no arrays where it is mlx's own without a scale.
-        own = ranks[id(leaf)]
-        return set(own) == {1} or (not own and isinstance(leaf, (nn.LayerNorm, nn.RMSNorm)))
 
     def noting(call: Call) -> Call:
         def noted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if id(module) in leaves and args and _is_float32(args[0]):
                 read_float32.add(id(module))
-                if dtype and is_norm(module) and id(module) not in (left_alone or ()):
+                if dtype and id(module) in norms - (left_alone or set()):
                     setattr(module, ROUNDS, dtype)
                     args = (args[0].astype(getattr(mx, dtype)), *args[1:])
             result = call(module, *args, **kwargs)

@@ -169,11 +169,6 @@ class Sampler:
         release_cached_buffers()
         return groups
 
-    def use_kernels(self, on: bool) -> None:
-        """Decode with or without our own Metal kernels."""
-        self.fused.use_kernels(on)
-        self._compiled_steps.clear()
-
     def _decode_batch(
         self,
         prompts: Prompts,
@@ -266,8 +261,10 @@ class Sampler:
         shift_P = np.array([row.shift for row in rows], np.int32)
         cache = [BatchKVCache(pad_P) for _ in new_prompt_cache(self.policy.model)]
         for i, layer in enumerate(cache):
-            keys, values = zip(*(row.layer(i) for row in rows), strict=True)
-            layer.keys, layer.values = (_left_padded(arrays, longest) for arrays in (keys, values))
+            layer.keys, layer.values = (
+                mx.concatenate([mx.pad(x, [(0, 0), (0, 0), (longest - x.shape[2], 0), (0, 0)]) for x in arrays])
+                for arrays in zip(*(row.layer(i) for row in rows), strict=True)
+            )
             layer.offset, layer._idx = layer.offset + longest + mx.array(shift_P), longest
             layer.prepare(right_padding=[most - count for count in unread])
         tokens = mx.array([row.unread + [self.policy.pad_id] * (most - len(row.unread)) for row in rows])
@@ -473,11 +470,6 @@ def decode_costs(model: nn.Module) -> RowCosts:
     """The cost of a decoding step on this machine by its number of rows."""
     is_quantized = any(isinstance(module, QUANTIZED) for module in model.modules())
     return row_costs(on_gpu(), is_quantized, chip())
-
-
-def _left_padded(arrays: Sequence[mx.array], columns: int) -> mx.array:
-    """Arrays [1, heads, at most `columns`, head_dim] as one with rows that end together."""
-    return mx.concatenate([mx.pad(x, [(0, 0), (0, 0), (columns - x.shape[2], 0), (0, 0)]) for x in arrays])
 
 
 def _repeated(part: Any, G: int) -> Any:

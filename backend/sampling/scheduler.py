@@ -110,7 +110,8 @@ class Scheduler:
             for each in admissions:
                 uniform_B = mx.array(self.uniform_NT[each.index, self.outputs.length[each.index]])
                 written = [self.outputs.tokens(row) for row in each.index] if self.conversations else []
-                pieces.append(self.drawing.first(each.index, each.logits(), uniform_B, written))
+                logits_BV = each.prefilled.logits_PV[mx.array(each.prompt)]
+                pieces.append(self.drawing.first(each.index, logits_BV, uniform_B, written))
             parts = zip(*pieces, strict=True)
             self.latest = type(pieces[0])(*(mx.concatenate(list(part)) for part in parts))
             mx.async_eval(*self.latest)
@@ -300,9 +301,6 @@ class AdmittedRows:
     def shift(self) -> np.ndarray:
         of_prompts = self.prefilled.shift_P
         return np.zeros(len(self.prompt), np.int32) if of_prompts is None else of_prompts[self.prompt]
-
-    def logits(self) -> mx.array:
-        return self.prefilled.logits_PV[mx.array(self.prompt)]
 
 
 @dataclass(slots=True)

@@ -57,10 +57,6 @@ def total_loss(ranks: Collectives, loss: mx.array, tallies: Sequence[Tally]) -> 
     return mx.array(sum(each["loss"] for each in gathered)), of_ranks
 
 
-def total(ranks: Collectives, x: mx.array) -> mx.array:
-    return ranks.sum([x])[0]
-
-
 def merged(ranks: Collectives, own: dict[int, Any]) -> dict[int, Any]:
     """Merge the entries of all ranks; integer keys stay integers."""
     return {row: value for pairs in ranks.gather([*own.items()]) for row, value in pairs}

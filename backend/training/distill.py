@@ -14,7 +14,6 @@ from backend.engine.forward import active_states
 from backend.engine.lm_head import Teacher, TokenScores
 from backend.models.policy import Policy
 from backend.training.batch import Batch
-from backend.training.collectives import total
 from backend.training.grpo import DIVERGENCE, Grpo
 from backend.training.learner import OptimizerBatch
 from backend.training.losses import Tally, TokenValues, token_mean
@@ -42,7 +41,7 @@ class Distill(Grpo):
 
     def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, Any]:
         own = sum((part.batch.mask_BT.sum() for part in micro_batches), mx.array(0.0))
-        return super().batch_totals(micro_batches, forward) | {"tokens": total(forward.ranks, own)}
+        return super().batch_totals(micro_batches, forward) | {"tokens": forward.ranks.sum([own])[0]}
 
     def _objective(
         self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]

@@ -15,7 +15,7 @@ from backend.engine.forward import PrefilledPrompts
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
 from backend.training.batch import Batch, ints
-from backend.training.collectives import Collectives, merged, total
+from backend.training.collectives import Collectives, merged
 from backend.training.importance_sampling import UNCLIPPED, ImportanceCorrection, logp_difference
 from backend.training.learner import Algorithm, Learner, OptimizerBatch, TokenRecord
 from backend.training.losses import (
@@ -184,7 +184,7 @@ class Grpo(Algorithm):
         if self.bonus.coefficient == 0:
             return {}
         # Counted, not top · N: ties at the threshold are kept, and the bonus averages over the tokens that are.
-        return {"entropy_tokens": total(forward.ranks, sum((x.sum() for x in masks), mx.array(0.0)))}
+        return {"entropy_tokens": forward.ranks.sum([sum((x.sum() for x in masks), mx.array(0.0))])[0]}
 
     def _objective(
         self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]

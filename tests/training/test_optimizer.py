@@ -25,7 +25,7 @@ from backend.training.optimizers import (
     state_arrays,
     unpack,
 )
-from backend.training.schedules import learning_rates, schedule
+from backend.training.schedules import Schedule, learning_rates
 from tests.support.cases import cases
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
@@ -240,7 +240,7 @@ def rates(steps: int, **settings: Any) -> list[float]:
 def test_the_rates_are_those_of_transformers(case: dict[str, Any]) -> None:
     warmup, updates = case["warmup"], case["updates"]
     ours = {"decay_fraction": (updates - warmup) / updates} | case["ours"]
-    rate = schedule(case["kind"], case["peak"], updates, warmup_updates=warmup, **ours)
+    rate = Schedule(case["kind"], case["peak"], updates, warmup_updates=warmup, **ours)
     # mlx-lm, whose join we have, stays at the peak for one update more than transformers, where there is a warm-up.
     # What falls at the end of the run is counted from there.
     late = 1 if warmup and case["kind"] != "warmup_stable_decay" else 0
@@ -261,7 +261,7 @@ def test_the_rates_are_those_of_mlx_lm(kind: str, warmup: int) -> None:
     if warmup:
         rise = schedulers.linear_schedule(init, peak, warmup)
         fall = schedulers.join_schedules([rise, fall], [warmup + 1])
-    rate = schedule(
+    rate = Schedule(
         kind, peak, steps, warmup_updates=warmup, warmup_init=init, decay_fraction=0.8, final=final, cycles=4
     )
     for update in (0, 1, 2, 20, 39, 40, 41, 42, 100, 159, 160):
