@@ -102,7 +102,7 @@ def blocked_attention(
             total = reduce(add, map(row_sums, weights))
             out = reduce(add, map(product, weights, segments(arrays[1::2], span))) / total
             blocks.append((by_row(out, H // J), by_row(peak + mx.log(total), H // J)))
-        out, logsumexp = (_concatenate_queries(column) for column in zip(*blocks, strict=True))
+        out, logsumexp = (mx.concatenate(list(column), axis=2) for column in zip(*blocks, strict=True))
         # L stays float32: the backward pass exponentiates S − L, where bfloat16 would be wrong by several per cent.
         return out.astype(arrays[1].dtype), logsumexp
 
@@ -140,7 +140,7 @@ def blocked_attention(
             ]
             d_arrays = [x + y for x, y in zip(d_arrays, of_block, strict=True)] if d_arrays else of_block
         return (
-            _concatenate_queries(d_queries[::-1]),
+            mx.concatenate(d_queries[::-1], axis=2),
             *(d.astype(x.dtype) for d, x in zip(d_arrays, arrays, strict=True)),
         )
 
@@ -189,7 +189,3 @@ def _causal(n: int, N: int) -> mx.array:
     """[n, N + n]: 0 where the block's query i sees key j, its first one being key N, else −∞. Each block's mask is a
     slice of it."""
     return mx.where(mx.arange(n)[:, None] >= mx.arange(-N, n), 0.0, -mx.inf)
-
-
-def _concatenate_queries(blocks: Sequence[mx.array]) -> mx.array:
-    return blocks[0] if len(blocks) == 1 else mx.concatenate(list(blocks), axis=2)

@@ -12,7 +12,7 @@ Letters: P prompts, K tokens with padding, n image tokens, H hidden, d rotated s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -61,15 +61,9 @@ class PaddedImages:
 
     def columns(self, start: int, end: int) -> PaddedImages:
         cut = (slice(None), slice(start, end))
-        rotation = self.rotation and Rotation(*(x[:, :, start:end] for x in self.rotation))
         deepstack = tuple(x[cut] for x in self.deepstack)
-        return replace(
-            self,
-            is_image_PK1=self.is_image_PK1[cut],
-            feature_PKH=self.feature_PKH[cut],
-            deepstack=deepstack,
-            rotation=rotation,
-        )
+        rotation = self.rotation and Rotation(*(x[:, :, start:end] for x in self.rotation))
+        return PaddedImages(self.is_image_PK1[cut], self.feature_PKH[cut], deepstack, rotation)
 
 
 def padded_images(images: Sequence[PromptImages | None], K: int, pads: Sequence[int] | None = None) -> PaddedImages:

@@ -100,11 +100,7 @@ def token_logps(
         softmax = _normalised(targets.scaled(logits_NV), mx.exp)
         scores = softmax.against(targets, span, hidden_NH).scores(target_N[span])
         chunks.append(scores if entropy_gradient else scores._replace(entropy_N=mx.stop_gradient(scores.entropy_N)))
-    return TokenScores(*_concatenated([scores.arrays for scores in chunks]))
-
-
-def _concatenated(chunks: list[tuple[mx.array, ...]]) -> tuple[mx.array, ...]:
-    return chunks[0] if len(chunks) == 1 else tuple(mx.concatenate(list(c)) for c in zip(*chunks, strict=True))
+    return TokenScores(*(mx.concatenate(list(c)) for c in zip(*(scores.arrays for scores in chunks), strict=True)))
 
 
 class _Targets(NamedTuple):

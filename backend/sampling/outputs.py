@@ -28,9 +28,7 @@ class CompletionBuffer:
         self._eos = np.array(eos_ids)
         self._stop_window = 8 + 2 * max((len(word.encode()) for word in stop), default=0)
         self._tokens = np.zeros((count, 0), np.int32)
-        self._logps = np.zeros((count, 0), np.float32)
-        self._kept = np.zeros((count, 0), np.float32)
-        self._held = np.zeros((count, 0), np.float32)
+        self._logps, self._kept, self._held = (np.zeros((count, 0), np.float32) for _ in range(3))
         self._inserted: dict[int, list[range]] = {}  # places of tokens that were not sampled, by completion
         self.length = np.zeros(count, np.int64)
         self.limit = np.full(count, max_tokens)

@@ -20,8 +20,8 @@ class RowCosts:
 
     def cost(self, rows: int) -> float:
         """The time of a step with `rows` ≥ 1 rows, in steps of one row."""
-        within = next((time for most, time in self.measured if rows <= most), None)
-        time = within if within is not None else self._tiles(rows) * self.measured[-1][1]
+        tiled = self._tiles(rows) * self.measured[-1][1]
+        time = next((time for most, time in self.measured if rows <= most), tiled)
         return time / self.measured[0][1]
 
     @property

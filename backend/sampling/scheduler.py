@@ -443,7 +443,7 @@ class KVRows:
                 pieces.append(_aligned(filled, slot, columns))
             for source, arrays in zip(admissions, admitted, strict=True):
                 pieces.append(_aligned(arrays[layer][mx.array(source.prompt)], slot, columns))
-            return mx.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+            return mx.concatenate(pieces)
 
         layers = len(self.keys or admissions[0].prefilled.keys)
         has_values = bool(self.values or (admissions and admissions[0].prefilled.values))

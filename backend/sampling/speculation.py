@@ -139,17 +139,13 @@ def speculation_of(config: Config, policy: Any, sampler: Any, note: Callable[[st
         if holds:
             note(f"Speculative decoding is off: {reason}.")
             return None
-    drafts = draft_model(config, policy) if config.draft_model_path else NGrams()
-    return Speculation(drafts, sampler.row_costs)
-
-
-def draft_model(config: Config, policy: Any) -> DraftModel:
-    """The configured draft model. Raises UserError."""
     name, setting = config.draft_model_path, "draft_model_path"
+    if not name:
+        return Speculation(NGrams(), sampler.row_costs)
     model = load_other(name, setting, policy.tokenizer, config)
     if any(type(cache) is not KVCache for cache in new_prompt_cache(model)):
         raise UserError(setting, f"The draft model {quote(name, 60)} cannot take back what it has read; use another.")
-    return DraftModel(model, split(model))
+    return Speculation(DraftModel(model, split(model)), sampler.row_costs)
 
 
 class Drafts(Protocol):
@@ -281,7 +277,6 @@ class DraftModel:
     def __init__(self, model: nn.Module, split_model: SplitModel) -> None:
         self._model, self._split_model = model, split_model
         self._steps: dict[Sampling, Callable[..., Any]] = {}
-        self._none = np.zeros(0, np.int64)
 
     def begin(self, prompts: Sequence[list[int]], G: int, sampling: Sampling, outputs: CompletionBuffer) -> None:
         self._prompts, self._G, self._outputs = prompts, G, outputs
@@ -291,7 +286,7 @@ class DraftModel:
         self.end()
 
     def end(self) -> None:
-        self._index, self._keys, self._values = self._none, [], []
+        self._index, self._keys, self._values = np.zeros(0, np.int64), [], []
 
     def would_accept(self, index: np.ndarray, count: int) -> tuple[int, int]:
         self.end()  # the caches lack these tokens

@@ -85,13 +85,10 @@ def _teacher_prompt(
     if config.environment and apply_chat_template(messages, tokenizer, variables) != problem.tokens:
         why = f"Self-distillation needs one prompt for a group, and the environment began {row} in several ways."
         raise UserError("distillation_weight", why)
-    shown = ""
-    if solution is not None:
-        solved = tokenizer.decode(group.completions[solution].tokens, skip_special_tokens=True)
-        shown = SOLUTION.format(text=solved)
+    solved = "" if solution is None else tokenizer.decode(group.completions[solution].tokens, skip_special_tokens=True)
     text = REPROMPT.format(
         prompt=content_text(content := messages[place]["content"]),
-        solution=shown,
+        solution="" if solution is None else SOLUTION.format(text=solved),
         feedback=feedback and FEEDBACK.format(text=feedback),
     )
     images = [] if isinstance(content, str) else [part for part in content if part["type"] == "image"]
