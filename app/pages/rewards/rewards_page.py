@@ -16,7 +16,7 @@ from app.state.reward_bench import JudgeCheck
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Dot, ElidedLabel, NumberEdit, Segments, dropped_path
 from app.widgets.basic.dialogs import open_path
-from app.widgets.basic.labels import REMOVE_KEYS, button, explain_at, label, progress_bar, show_text
+from app.widgets.basic.labels import REMOVE_KEYS, button, label, progress_bar, show_text
 from app.widgets.basic.layout import card, column, configure, connect, holder, row, set_shown, show_all, stack
 from app.widgets.basic.number_format import DASH, counted, figure, short_duration, signed
 from app.widgets.basic.tables import BaseTable, Column, RowsModel, TextsModel
@@ -317,7 +317,7 @@ class JudgePanel(QFrame):
     def __init__(self, check: JudgeCheck, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         configure(self, role="card")
-        explain_at(self, "../judges.md#trust")
+        self.setProperty("guide", "../judges.md#trust")
         self._check = check
         self.given: Mapping[str, Mapping[str, float | None]] = {}  # completion → scores on the bench
         self.which = ComboBox(name="Judge", currentIndexChanged=self._show)

@@ -17,7 +17,7 @@ from app.state.reward_bench import DEFAULT_URL, LOCAL, JudgeServers, RewardBench
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, ElidedLabel, ElidedLink, LinkButton, ListedEdit
 from app.widgets.basic.dialogs import open_file
-from app.widgets.basic.labels import REMOVE_KEYS, button, explain_at, label, plain_tip, show_text
+from app.widgets.basic.labels import REMOVE_KEYS, button, label, plain_tip, show_text
 from app.widgets.basic.layout import card, clear_layout, column, configure, connect, grid, holder, row, set_tab_order
 from app.widgets.basic.number_format import DASH, counted, figure
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
@@ -419,7 +419,7 @@ class RewardArguments(QWidget):
         if self._is_judge:
             self.servers.refresh()
         self.show_note()
-        explain_at(self, "../judges.md" if kind != "function" else "")
+        self.setProperty("guide", "../judges.md" if kind != "function" else "")
 
     def _build(self, entry: RewardEntry, parameters: Sequence[Parameter]) -> None:
         self.edit.setParent(self)  # it outlives the fields

@@ -137,13 +137,8 @@ class EmptyState(QWidget):
         set_shown(self.button, bool(button_text))
 
 
-def explain_at(widget: QWidget, place: str) -> None:
-    """Set the place of the guide that F1 opens in this widget and its children."""
-    widget.setProperty("guide", place)
-
-
 def place_about(widget: QWidget | None) -> str:
-    """The place of the guide about the widget or its nearest ancestor; "" without one."""
+    """The place of the guide that F1 opens: the property `guide` of the widget or its nearest ancestor, or ""."""
     while widget is not None:
         if place := widget.property("guide"):
             return str(place)

@@ -19,7 +19,7 @@ from app.state.prefs import Prefs
 from app.state.run import Mark
 from app.widgets.basic.dialogs import open_folder, save_file
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels import button, explain_at
+from app.widgets.basic.labels import button
 from app.widgets.basic.layout import TabArea, configure, grid, reserve_gutter, set_tab_order
 from app.widgets.basic.number_format import counted
 from app.widgets.charts.curves import Trace
@@ -275,6 +275,6 @@ def plots_of(charts: Iterable[tuple[str, Chart]], explain: SignalInstance) -> li
     plots = []
     for title, chart in charts:
         place, plot = place_of("chart", chart.title), Plot(title, chart.axis, chart.unit, chart.help, chart.section)
-        explain_at(plot, place)
+        plot.setProperty("guide", place)
         plots.append(configure(plot, explanation_requested=partial(explain.emit, place)))
     return plots
