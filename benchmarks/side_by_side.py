@@ -53,8 +53,6 @@ class Worker:
         self._child = ChildProcess(
             [str(python), "-m", "benchmarks.contender"],
             grace_s=10.0,
-            folder=project_root(),
-            own_session=False,
             environment=os.environ | {"PYTHONPATH": str(project_root()), "HF_HUB_OFFLINE": "1"},
         )
         self.ready = self._answer({"contender": contender, "case": asdict(case), "model": str(model)})["ready"]
