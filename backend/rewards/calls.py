@@ -185,8 +185,8 @@ def _score(value: Any, index: int) -> float:
 
 class Caller:
     """Calls user code in this thread, without a limit unless it is async. Raises Failure. Calls `mark(index)` before a
-    function, and when another of those awaited together has ended, and `mark(-1)` after it. `functions`: those called,
-    by index."""
+    function, and when another of those awaited together has ended, and `mark(-1)` after it. Of those awaited together,
+    one that blocks after an await may be taken for another. `functions`: those called, by index."""
 
     def __init__(self, mark: Callable[[int], None] = lambda index: None) -> None:
         self.poll: Poll = wait_on
@@ -209,6 +209,7 @@ class Caller:
         failures: list[Failure] = []
 
         async def run_one(index: int, awaitable: Awaitable[Any]) -> None:
+            self._mark(index)
             start = time.perf_counter()
             try:
                 results[index] = await awaitable, time.perf_counter() - start

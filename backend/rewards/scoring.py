@@ -348,7 +348,9 @@ class ExtraLogs:
             raise ValueError(f"the column {column} was logged by {owner} already")
         if isinstance(values, str | bytes | Mapping):
             raise TypeError(f"log_extra takes a list of values, one a completion, not {type(values).__name__}")
-        text = json.dumps(json_safe([*values]), default=lambda each: getattr(each, "tolist", each.__str__)())
+        text = json.dumps(
+            json_safe([*values]), default=lambda each: each.tolist() if hasattr(each, "tolist") else str(each)
+        )
         self._logged += len(text)
         if self._logged > MOST_LOGGED:
             raise ValueError(f"log_extra takes {MOST_LOGGED >> 20} MB in a step, and the column {column} is over it")

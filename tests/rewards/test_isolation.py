@@ -124,6 +124,8 @@ ASYNC = """
 async def good(completions):
     await asyncio.sleep(0.01)
     return [1.0] * len(completions)
+async def blocks(completions):
+    time.sleep(1000)
 async def keeps(completions):
     await asyncio.sleep(0.01)
     time.sleep(1000)
@@ -134,7 +136,7 @@ async def shrugs(completions):
 """
 
 
-@pytest.mark.parametrize("bad", ["keeps", "shrugs"])
+@pytest.mark.parametrize("bad", ["blocks", "keeps", "shrugs"])
 def test_of_several_async_functions_the_one_that_hangs_is_named(scorer, bad: str) -> None:
     mine = scorer(ASYNC, "good", bad)
     mine.load()

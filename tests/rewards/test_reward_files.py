@@ -420,14 +420,14 @@ def test_logged_columns_and_metrics_are_in_the_report() -> None:
 
     def kinds(completions, log_extra):
         log_extra("kinds", np.arange(3))
-        log_extra("text", [Path("x"), 1.5, [np.float64(2)]])
+        log_extra("text", [Path("x"), int, [np.float64(2)]])
         return [0.0] * 3
 
     report = scored({"one": first_logger, "two": two, "kinds": kinds}, make_group("a", "b"), make_group("c"))
     assert report.columns == {
         "parts": ["a", "b", "c"],
         "kinds": [0, 1, 2],
-        "text": ["x", 1.5, [2.0]],
+        "text": ["x", "<class 'int'>", [2.0]],
         "odd": [None, {"a": [1, None]}, 3],
     }
     assert report.metrics == {"share": 1.5, "own/metric": 1.0}
