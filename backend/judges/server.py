@@ -50,15 +50,15 @@ def models_of(url: str, timeout_s: float = ASK_S, key: str = "") -> tuple[str, .
         if not reply.is_success:
             raise FailedCallError(f"answered {reply.status_code}")
         return tuple(str(each["id"]) for each in reply.json()["data"])
-    except httpx2.TransportError as error:
+    except (httpx2.TransportError, ImportError) as error:  # the latter for a SOCKS proxy of the environment
         raise UnreachableError(quote(error, 60)) from None
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError):
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError, RecursionError):
         raise FailedCallError("does not list its models") from None
 
 
 def _options(url: str, key: str) -> dict[str, Any]:
     """A proxy of the environment is for other machines. Consent is to one host: nothing follows a redirect."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {"Authorization": f"Bearer {key}".encode()} if key else {}  # httpx refuses text that is not ASCII
     return {"headers": headers, "trust_env": not is_here(url), "follow_redirects": False}
 
 
@@ -112,16 +112,20 @@ class Server:
             call = self._client.post(f"{self.url.rstrip('/')}/chat/completions", json=asked)
             reply = await asyncio.wait_for(call, self._timeout_s)
             if reply.is_success:
-                return reply.json()["choices"][0]["message"]["content"] or ""
+                content = reply.json()["choices"][0]["message"]["content"] or ""
+                if not isinstance(content, str):
+                    raise TypeError  # a list of parts, as some servers give for a model that thinks
+                return content
         except TimeoutError:
             raise FailedCallError(f"did not answer within {self._timeout_s:g} s (timeout)") from None
         except httpx2.TransportError as error:
             raise UnreachableError(quote(error.__cause__ or error, 60)) from None
-        except (httpx2.HTTPError, ValueError, LookupError, TypeError):
+        except (httpx2.HTTPError, ValueError, LookupError, TypeError, RecursionError):
             raise FailedCallError("answered without a chat completion") from None
         said = reply.text
-        with suppress(ValueError, LookupError, TypeError):
-            said = reply.json()["error"]["message"]
+        with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            body = reply.json()
+            said = body.get("error", body)["message"]  # vLLM's is not within an error
         raise FailedCallError(f"answered {reply.status_code} ({quote(said or reply.reason_phrase, 80)})")
 
     def close(self) -> None:

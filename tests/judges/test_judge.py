@@ -143,9 +143,12 @@ def test_a_verdict_that_is_no_choice_is_unreadable() -> None:
     ("fault", "message"),
     [
         ({"status": 500}, "answered 500 (the judge is ill)"),
+        ({"status": 400, "failure": {"object": "error", "message": "too long"}}, "answered 400 (too long)"),
+        ({"status": 404, "failure": {"error": "no model"}}, 'answered 404 ({"error": "no model"})'),
         ({"delay_s": 5.0}, "within 0.15 s"),
         ({"reply": lambda messages: "They are all nice."}, "no JSON object"),
         ({"choices": []}, "answered without a chat completion"),
+        ({"choices": [{"message": {"content": [{"type": "text"}]}}]}, "answered without a chat completion"),
     ],
 )
 def test_failures_give_none_and_one_message(server: JudgeServer, judge_of, fault: dict[str, Any], message: str) -> None:
@@ -293,6 +296,8 @@ def test_a_key_goes_to_its_own_host(server: JudgeServer, judge_of, keychain: Key
     assert used == ["Bearer sk-of-the-environment", "Bearer sk-kept"]
     save_key("127.0.0.1", "")
     assert not keychain.entries
+    monkeypatch.setenv("OPENAI_API_KEY", "ключ")
+    assert scored(judge_of(), make_group("c")).scores == [[0.5]], "the server decides about a key, not the client"
 
 
 def test_nothing_follows_a_redirect(server: JudgeServer, judge_of, monkeypatch: pytest.MonkeyPatch) -> None:

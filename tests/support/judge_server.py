@@ -22,7 +22,7 @@ def trajectories(messages: Messages) -> dict[str, str]:
 
 class JudgeServer:
     """`score` of a completion's text, 0 … 1, by default 0.5; `delay_s` of each reply; `reply`: the whole reply to some
-    messages instead; `choices`: in place of the reply's. `status`: of replies that fail; `leads_to`: the URL to which
+    messages instead; `choices`: in place of the reply's. `status`, `failure`: code and body of replies that fail; `leads_to`: the URL to which
     every request is redirected. `calls`: messages of each request for a completion; `headers`: of each. `at_once`: the
     most requests at a time."""
 
@@ -32,6 +32,7 @@ class JudgeServer:
         self.reply: Callable[[Messages], str] = self._scored
         self.delay_s, self.status, self.leads_to = 0.0, 200, ""
         self.choices: list[Any] | None = None
+        self.failure: Any = {"error": {"message": "the judge is ill"}}
         self.calls, self.headers = list[Messages](), list[dict[str, str]]()
         self.at_once = self._now = 0
         self._lock = threading.Lock()
@@ -68,7 +69,7 @@ class JudgeServer:
                 with outer._lock:
                     outer._now -= 1
                 if outer.status != 200:
-                    return self.answer(outer.status, {"error": {"message": "the judge is ill"}})
+                    return self.answer(outer.status, outer.failure)
                 message = {"role": "assistant", "content": outer.reply(body["messages"])}
                 choices = outer.choices
                 if choices is None:
