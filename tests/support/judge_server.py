@@ -22,9 +22,9 @@ def trajectories(messages: Messages) -> dict[str, str]:
 
 class JudgeServer:
     """`score` of a completion's text, 0 … 1, by default 0.5; `delay_s` of each reply; `reply`: the whole reply to some
-    messages instead; `choices`: in place of the reply's. `status`, `failure`: code and body of replies that fail; `leads_to`: the URL to which
-    every request is redirected. `calls`: messages of each request for a completion; `headers`: of each. `at_once`: the
-    most requests at a time."""
+    messages instead; `choices`: in place of the reply's. `status` and `failure`: code and body of replies that fail;
+    `leads_to`: the URL to which every request is redirected. `calls`: messages of each request for a completion;
+    `headers`: of each. `at_once`: the most requests at a time."""
 
     def __init__(self, models: tuple[str, ...] = ("fake-judge",)) -> None:
         self.models = models
