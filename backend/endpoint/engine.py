@@ -318,8 +318,8 @@ def _decoded_alone(job: Job, idle: dict[str, CachedSequence], meanwhile: Callabl
     """Decode one answer by itself; yields after every CHUNK tokens. `idle`: sequences that no answer uses, by model.
     `meanwhile` is called between pieces of the prompt."""
     model, policy, new = job.model, job.model.policy, list[SampledToken]()
-    sequence = idle.pop(model.name, None) or CachedSequence(policy.model, policy.split_model)
     try:
+        sequence = idle.pop(model.name, None) or CachedSequence(policy.model, policy.split_model)
         held = model.sampler.grammars.state(job.sampling.grammar)
         steps = sequence.generate(job.prompt, job.sampling, job.uniforms(), meanwhile, held, top=job.top)
         with closing(steps):
@@ -333,6 +333,6 @@ def _decoded_alone(job: Job, idle: dict[str, CachedSequence], meanwhile: Callabl
                     if stop or job.is_cancelled:
                         break
                     yield
+        idle[model.name] = sequence
     except Exception as error:  # one request must not end the others
         _fail([job], error)
-    idle[model.name] = sequence
