@@ -111,7 +111,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         saved: Any = parse_loose_json(read_text(folder / "state.json", "checkpoint"))
     except (UserError, ValueError):
         return None
-    if not isinstance(saved, dict) or "step" not in saved:
+    if not isinstance(saved, dict) or not {"step", "updates", "cursor"} <= saved.keys():  # where the run goes on
         return None
     if not any((folder / name).exists() for name in WEIGHT_FILES):
         return None
@@ -129,7 +129,8 @@ def best_of(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
     newest = max((saved.state.score_series for saved in scored), default=0)
 
     def rank(saved: Checkpoint) -> tuple[float, int]:
-        return (saved.state.score or 0.0) * (-1 if saved.state.best_is_lowest else 1), -saved.step
+        score = saved.state.score or 0.0
+        return -score if saved.state.best_is_lowest else score, -saved.step
 
     return max((saved for saved in scored if saved.state.score_series == newest), key=rank, default=None)
 

@@ -247,7 +247,8 @@ def add_checkpoint(run: RunFolder, step: int, score: float | None, factor: float
     arrays = {name: factor * array.astype(mx.float32) for name, array in mx.load(str(end)).items()}  # pyright: ignore
     mx.save_safetensors(str(folder / f"{name}.safetensors"), arrays, metadata={"format": "mlx"})
     mx.save_safetensors(str(folder / "optimizer.safetensors"), {"step": mx.array(step)})
-    (folder / "state.json").write_text(json.dumps({"step": step, "score": score}), encoding="utf-8")
+    state = {"step": step, "updates": step, "cursor": step, "score": score}
+    (folder / "state.json").write_text(json.dumps(state), encoding="utf-8")
 
 
 @pytest.mark.parametrize("train_type", ["lora", "full"])

@@ -237,7 +237,7 @@ def test_an_incomplete_folder_is_no_checkpoint_and_one_of_a_later_version_is(run
     file.write_text(json.dumps(json.loads(file.read_text()) | {"of_tomorrow": 1}))
     for step, missing in ((2, "adapters.safetensors"), (3, "optimizer.safetensors"), (4, "state.json")):
         (save(run, step, keep=9) / missing).unlink()
-    for step, text in ((5, ""), (6, "[]"), (7, '{"step": 7'), (8, '{"cursor": 3}')):
+    for step, text in ((5, ""), (6, "[]"), (7, '{"step": 7'), (8, '{"cursor": 3}'), (9, '{"step": 9}')):
         (save(run, step, keep=9) / "state.json").write_text(text)
     assert steps(run) == [1]
 

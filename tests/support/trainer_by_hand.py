@@ -31,7 +31,7 @@ def add_checkpoints(run: RunFolder, scores: dict[int, float | None], size: int =
     for step, score in scores.items():
         folder = run.checkpoints / f"{step:06d}"
         folder.mkdir(parents=True)
-        (folder / "state.json").write_text(json.dumps({"step": step, "score": score}))
+        (folder / "state.json").write_text(json.dumps({"step": step, "updates": step, "cursor": step, "score": score}))
         for name in ("adapters.safetensors", "optimizer.safetensors"):
             (folder / name).write_bytes(b"x" * size)
 

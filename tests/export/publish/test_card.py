@@ -94,7 +94,7 @@ def test_settings_are_those_of_the_weights_and_changes_are_told(run: RunFolder, 
     run.events.write_text("".join([*lines[:30], *events, *lines[30:]]))
     saved = run.checkpoints / "000020"
     saved.mkdir(parents=True)
-    (saved / "state.json").write_text('{"step": 20}')
+    (saved / "state.json").write_text('{"step": 20, "updates": 20, "cursor": 20}')
     for name in ("adapters.safetensors", "optimizer.safetensors"):
         (saved / name).touch()
     at_20, at_end = facts(run, checkpoint="20"), facts(run)
