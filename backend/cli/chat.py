@@ -304,8 +304,10 @@ def generate(
         raise UserError("prompt", "The prompt is empty.")
     place = None if row is None else row - 1
     question = asking.question(config, prompt or "", row=place, answer=expected, images=paths_of(images))
-    silent = (chat.reply(question, [side])[side] for side in sides)
-    replies = list(silent) if as_json else answer(chat, question, list(sides), {})
+    if as_json:
+        replies = [chat.reply(question, [side])[side] for side in sides]
+    else:
+        replies = answer(chat, question, list(sides), {})
     scored = score(config, replies, show=not as_json) if with_scores else []
     if not as_json:
         return

@@ -73,8 +73,9 @@ def where(
         ]
     stored: list[dict[str, Any]] = []
     for key, title, path, remedy in rows:
-        sizes = [file.lstat().st_size for file in settings]
-        if key != "settings":
+        if key == "settings":  # a window may have deleted some meanwhile
+            sizes = [file.lstat().st_size for file in settings if os.path.lexists(file)]
+        else:
             sizes = [size for _, size in file_sizes(path)]
         about = {"key": key, "title": title, "path": str(path), "bytes": sum(sizes), "files": len(sizes)}
         stored.append(about | {"is_shared": key in ("kernels", "hub"), "remedy": remedy})

@@ -232,7 +232,9 @@ def check_same_base(policy: Policy, config: Config, ranks: Collectives, machines
         sizes = [float(mx.abs(frozen[name]).astype(mx.float32).sum()) for name in sorted(frozen)]
         own |= {"bits": 0, "sizes": sizes}
     gathered = ranks.gather(own)
-    for rank, other in enumerate(gathered if ranks.rank == 0 else ()):
+    if ranks.rank != 0:
+        return
+    for rank, other in enumerate(gathered):
         is_same = (other["arrays"], other["bits"]) == (own["arrays"], own["bits"]) and all(
             abs(a - b) <= TOLERANCE * max(abs(a), abs(b), 1.0)
             for a, b in zip(own["sizes"], other["sizes"], strict=True)

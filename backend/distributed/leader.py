@@ -443,10 +443,8 @@ def load_leader_context(
     elif not any(machine.chip.startswith("Apple") for machine in workers.machines):
         smallest_gb = min(machine.memory_gb for machine in workers.machines)
         dtype = dtype_here(stages, usable_bytes(round(smallest_gb * GB)))
-    shared, own = (
-        SharedResources(None, dtype),
-        {"workers": workers, "ranks": ranks, "backend": backend, "config": config},
-    )
+    shared = SharedResources(None, dtype)
+    own: dict[str, Any] = {"workers": workers, "ranks": ranks, "backend": backend, "config": config}
     if config.parallelism == "tensor":
         assert isinstance(ranks, collectives.MlxCollectives)
         engine = ShardedEngine(workers, ranks)

@@ -184,9 +184,14 @@ def read_weights(model: nn.Module, name: str, setting: str) -> None:
     """Evaluate the arrays one by one, and say how far it is. Raises UserError naming `setting`."""
     arrays: list[Any] = [array for _, array in tree_flatten(model.parameters())]
     ends = list(accumulate((array.nbytes for array in arrays), initial=0))
-    size: Any = {"amount": lambda number: ends[number] / 1e9, "unit": "GB", "looked": 1}
+
+    def share(number: int) -> float:
+        return ends[number] / ends[-1]
+
     with loading(name, setting):
-        for array in telling(arrays, "Loading", name, lambda number: ends[number] / ends[-1], **size):
+        for array in telling(
+            arrays, "Loading", name, share, amount=lambda number: ends[number] / 1e9, unit="GB", looked=1
+        ):
             mx.eval(array)
 
 
