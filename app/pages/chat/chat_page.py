@@ -59,7 +59,7 @@ class ChatPage(QWidget):
         self._check_timer = configure(QTimer(self, interval=CHECK_MS), timeout=self._check_live_run)
         self._left_timer = configure(QTimer(self, interval=LEFT_MS, singleShot=True), timeout=self.chat.unload)
         self.choices: list[Choice] = []
-        self.models = Switcher("Run or model", lambda: self.choices)
+        self.models = Switcher("Run or model", lambda: self.choices, chosen=self._on_model)
         self.checkpoints = ComboBox(name="Checkpoint", length=12)
         self.load_button = button("Load", lambda: self.chat.unload() if self._is_chosen_loaded else self.load())
         tip = "Forget what was asked of this run or model (Ctrl+Alt+C)"
@@ -89,8 +89,7 @@ class ChatPage(QWidget):
         )
         body = QWidget()
         self._body = stack(self.notice, self.transcript, into=body)
-        sending = row(self.sides, (self.send_button, 1))
-        beside = column(self.continues, self.use_tools, sending, None, spacing=6)
+        beside = column(self.continues, self.use_tools, row(self.sides, (self.send_button, 1)), None, spacing=6)
         asking = row((column(self.pictures, self.prompt, row(self.add_pictures, None), spacing=0), 1), beside)
         self._below = holder(column(self.rows, asking, spacing=6))
         middle = row((column((body, 1), self._below, spacing=12), 1), self.panel, spacing=12)
@@ -99,7 +98,6 @@ class ChatPage(QWidget):
         chat, lines = self.chat, (*self.panel.fields.values(), self.panel.system)
         configure(chat, turns_changed=self._show_turns, answer_changed=self._show_answer, row_changed=self._show_row)
         configure(chat, message=session.message)
-        self.models.chosen.connect(self._on_model)
         self.endpoint.changed.connect(
             lambda: self.serve_button.setText("Serve" if self.endpoint.state == "off" else "Serving")
         )
@@ -298,8 +296,7 @@ class ChatPage(QWidget):
 
     def _show_answer(self, index: int, side: str) -> None:
         if index < len(self.transcript.answers):
-            answer = self.chat.turns[index].answers[side]
-            self.transcript.answers[index][side].show_answer(answer)
+            self.transcript.answers[index][side].show_answer(self.chat.turns[index].answers[side])
 
     def _show_row(self) -> None:
         if (chosen := self.chat.row) is not None:

@@ -284,11 +284,10 @@ class EvaluatePage(QWidget):
     def _show_rows(self) -> None:
         name = self._decoding_name
         rows = [each for each in self.evaluations.rows if name in each.means]
-        kinds = Counter(each.means[name].kind for each in rows)
+        kinds = Counter(kind for each in rows for kind in ("all", each.means[name].kind))
         has_both = any(each.means[name].before is not None for each in rows)
         for key, word in KINDS.items():
-            count = len(rows) if key == "all" else kinds[key]
-            self.kind.show_word(key, f"{word} {count:,}" if rows else word)
+            self.kind.show_word(key, f"{word} {kinds[key]:,}" if rows else word)
             self.kind.set_shown(key, key == "all" or has_both or not rows)
         self.row_model.show_summaries(rows, name, self.kind.key)
         for place in (ROW_BEFORE, ROW_CHANGE):
@@ -506,8 +505,7 @@ class PromptRowModel(RowsModel):
 
     def text(self, row: RowSummary, column: int) -> str:
         means, prompt = row.means[self.decoding], one_line(row.key[0])
-        figures = (figure(means.before), figure(means.after), signed(means.change))
-        return (str(row.index + 1), prompt, *figures)[column]
+        return (str(row.index + 1), prompt, figure(means.before), figure(means.after), signed(means.change))[column]
 
     def colour(self, row: RowSummary, column: int) -> Any:
         change = row.means[self.decoding].change

@@ -389,7 +389,8 @@ class RunCharts(ChartGrid):
         smoothing.currentIndexChanged.connect(lambda _: self.set_smoothing(smoothing.currentData()))
         menu, tip = QMenu(self), "Evaluations, saves, changed settings, findings and resumes"
         self.marks = configure(menu.addAction("Show marks"), checkable=True, checked=prefs.chart_marks, toolTip=tip)
-        self.marks.toggled.connect(partial(self._prefer, "chart_marks"))
+        self.marks.toggled.connect(partial(setattr, prefs, "chart_marks"))
+        self.marks.toggled.connect(self.show_news)
         menu.addAction("Show all curves", lambda: [plot.show_all_curves() for plot in plots])
         menu.addAction("Show all steps", lambda: self.zoom(None))
         menu.addSeparator()
@@ -405,10 +406,6 @@ class RunCharts(ChartGrid):
         for plot in self.plots:
             if plot.traces:  # of the run before, until its turn comes
                 plot.show_traces(())
-
-    def _prefer(self, preference: str, value: object) -> None:
-        setattr(self._session.prefs, preference, value)
-        self.show_news()
 
     def show_news(self) -> None:
         if (run := self._run) is None:

@@ -71,9 +71,8 @@ class SteeringPanel(QDialog):
         parts = (intro, *groups, self._history_title, self._history, None)
         scroll = TabArea(horizontalScrollBarPolicy=Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setWidget(holder(column(*parts, spacing=2 * theme.SPACE, margins=theme.GUTTER)))
-        texts = column(self.problem, self.answer)
         margins = (theme.GUTTER, theme.SPACE, theme.GUTTER, theme.GUTTER)
-        foot = row((texts, 1), self.revert_button, self.apply_button, margins=margins)
+        foot = row((column(self.problem, self.answer), 1), self.revert_button, self.apply_button, margins=margins)
         column((scroll, 1), foot, into=self, spacing=0)
         self.resize(on_screen(self, 760, 540))
 

@@ -206,9 +206,7 @@ class SharedPromptPanel(QWidget):
         self._comparison: RunComparison | None = None
         self._shown: tuple[object, ...] = ()
         self.shared: list[tuple[GroupRow, GroupRow]] = []  # rows of both runs with the same prompt
-        self.runs = [ComboBox(name=f"{which} run") for which in ("First", "Second")]
-        for box in self.runs:
-            box.activated.connect(lambda _: self.refresh())
+        self.runs = [ComboBox(name=f"{which} run", activated=self.refresh) for which in ("First", "Second")]
         self.prompt = ComboBox(name="Shared prompt", currentIndexChanged=lambda _: self._show_prompt())
         self.where = label(font=theme.figures_font(), role="muted")
         self.sides = SideBySide()
@@ -366,11 +364,8 @@ class CompareView(QWidget):
         self.prompts.show_runs(self.comparison, names)
         metrics = self.comparison.metrics()
         if metrics != self._metrics or not metrics:  # `compare` has emptied them
-            self._metrics = metrics
-            if self.grid is not None:
-                self.grid.hide()
-                self.grid.deleteLater()
-                self.grid = None
+            self._metrics, self.grid = metrics, None
+            clear_layout(self._charts)
         if metrics and self.grid is None:
             plots = plots_of(((one.title, one.chart) for one in metrics), self._session.guide_requested)
             for plot in plots:

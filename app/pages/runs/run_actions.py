@@ -242,12 +242,11 @@ class CloneDialog(VerbDialog):
         self.create_button = button(CREATE, self.create_run, primary=True)
 
         lines = (("From", self.step), ("It will", row(self.way, None)), ("", self.explained), ("Name", self.name))
-        fields = [(label(text, role="muted"), part) for text, part in lines]
         area = TabArea(content=holder(column(self.settings, None, margins=(0, 0, theme.GUTTER, 0))))
         buttons = row(self.at_once, None, button("Cancel", self.close), self.create_button)
+        fields = [(label(text, role="muted"), part) for text, part in lines]
         head = grid(fields, stretch=1, spacing=(12, theme.SPACE))
-        parts = (head, (area, 1), self.differs, self.outcome, buttons)
-        column(*parts, into=self, spacing=12, margins=2 * theme.SPACE)
+        column(head, (area, 1), self.differs, self.outcome, buttons, into=self, spacing=12, margins=2 * theme.SPACE)
         self._show_step()
 
     def _show_step(self) -> None:

@@ -408,8 +408,7 @@ class QueuePanel(QFrame):
             action = table.addAction(text, QKeySequence(keys), slot)
             action.setShortcutContext(Qt.ShortcutContext.WidgetShortcut)
         self.status = ElidedLabel(role="muted")
-        tip = "Put it first (Alt+Home); Alt+Up and Alt+Down move it"
-        self.next_button = button("Run next", self._shift, tip=tip)
+        self.next_button = button("Run next", self._shift, tip="Put it first (Alt+Home); Alt+Up and Alt+Down move it")
         self.remove_button = button("Remove", self._remove)
         self.after_failure = CheckBox("Pause after a failure")
         change = partial(session.queue.change, session.queue.file.change)

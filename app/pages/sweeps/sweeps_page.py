@@ -260,8 +260,7 @@ class SweepsPage(QWidget):
         fields.addLayout(end, len(rows), 0, 1, 2)
         form_card = card(fields)
 
-        self.chosen = ComboBox(name="Sweep on show", length=18)
-        self.chosen.activated.connect(lambda _: self.sweeps.show(self.chosen.currentText()))
+        self.chosen = ComboBox(name="Sweep on show", length=18, textActivated=self.sweeps.show)
         self.state = label(font=theme.heading_font())
         self.sentence = label(wrap=True, role="muted", selectable=True)
         self.nothing = label(NOTHING, role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
@@ -285,10 +284,9 @@ class SweepsPage(QWidget):
         self.stop_button = button("Stop", self.sweeps.stop, tip="Save every run and end; it can be resumed")
 
         first = (self.compare_button, self.open_button, self.use_button, self.clone_button)
-        last = (self.resume_button, self.stop_button)
         title = label("Sweeps", theme.title_font(), minimumHeight=theme.scaled(28))
         above = (title, form_card, row(self.chosen, self.state, (self.sentence, 1), self.view))
-        below = ((self.nothing, 1), (self.card, 1), row(*first, None, *last))
+        below = ((self.nothing, 1), (self.card, 1), row(*first, None, self.resume_button, self.stop_button))
         column(TabArea(content=holder(column(*above, *below, spacing=12, margins=2 * theme.SPACE))), into=self)
         configure(self.sweeps, changed=self._show_results, told=session.message)
         changed = (session.draft.changed, session.time_forecast.changed, session.dataset.changed)
@@ -359,8 +357,7 @@ class SweepsPage(QWidget):
             memory = self.session.starter.memory_parts()
             own = {name: size for name, _, size in memory.parts} if memory is not None else {}
             adapters = own.get("Adapters", 0.0) + own.get("Optimizer", 0.0)
-            total = memory.total if memory is not None else None
-            self.what.setText(forecast(self.plan, seconds, total, adapters))
+            self.what.setText(forecast(self.plan, seconds, memory.total if memory is not None else None, adapters))
         self.start_button.setEnabled(not faults)
 
     def start(self) -> None:

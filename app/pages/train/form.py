@@ -155,8 +155,7 @@ class Form(TabArea):
             here = self._place(field_of(focused) or focused)
         starts = [self.fields[keys[0]] for keys in ESSENTIALS.values()] if self.is_compact else list[Field]()
         for each in () if self.is_compact else self._grids:
-            of_group = {field.setting.group: field for field in reversed(each.fields) if field in each.applying}
-            starts += of_group.values()
+            starts += {field.setting.group: field for field in reversed(each.fields) if field in each.applying}.values()
         places = {self._place(start): start for start in starts if start.isVisible()}
         beyond = [place for place in places if (place > here if direction > 0 else place < here)]
         if beyond:

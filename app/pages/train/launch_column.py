@@ -238,7 +238,9 @@ class FileProblemsPanel(QFrame):
         self.setProperty("role", "alert")
         self.title, self.sentence = label(font=theme.heading_font(), wrap=True), label(wrap=True)
         self.rows, self._links = column(spacing=12), list[QWidget]()
-        self.open_button = LinkButton("Open the file", on_click=self._open_file)
+        self.open_button = LinkButton(
+            "Open the file", on_click=lambda: draft.file_problems and open_path(draft.file_problems.path)
+        )
         self.close_button = LinkButton("Close", on_click=draft.close_file_problems, name="Close the list of problems")
         links = row(self.open_button, None, self.close_button)
         column(self.title, self.sentence, self.rows, links, into=self, margins=MARGINS)
@@ -279,10 +281,6 @@ class FileProblemsPanel(QFrame):
             QTimer.singleShot(0, following, following.setFocus)  # once it has its place
         self.show()
         return [each for each in problems if each not in in_file]
-
-    def _open_file(self) -> None:
-        if self._draft.file_problems is not None:
-            open_path(self._draft.file_problems.path)
 
 
 class TranslatedFileBanner(QFrame):

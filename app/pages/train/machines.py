@@ -126,9 +126,8 @@ class MachinesCard(SettingsCard):
         edits = triggers.DoubleClicked | triggers.EditKeyPressed | triggers.AnyKeyPressed
         self.table = BaseTable(model=self.model, name="Machines", single=True, resizable=True, editTriggers=edits)
         self.table.horizontalHeader().setStretchLastSection(True)
-        check_tip = "Reaches every machine, and compares versions and memory"
         copy_tip = "Sends the form's model over ssh to the machines that lack it, up to 8 GB"
-        self.check = button("Check", machines.check, tip=check_tip)
+        self.check = button("Check", machines.check, tip="Reaches every machine, and compares versions and memory")
         self.stop = button("Stop", machines.stop, tip="Stop the check")
         self.copy_model = button("Copy the model", lambda: machines.check(copies=True), tip=copy_tip)
         self.add = button("Add a machine", self._add, tip="Add an entry to the hosts file")

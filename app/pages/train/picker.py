@@ -163,14 +163,10 @@ class DownloadRow(QWidget):
         self.status = label(font=theme.figures_font(theme.CAPTION), role="muted", align=Qt.AlignmentFlag.AlignRight)
         self.bar = progress_bar(f"Download of {download.id}")
         self.trouble = label(font=theme.caption_font(), role="problem", wrap=True, selectable=True)
-
-        def pause_or_resume() -> None:
-            if download.state == "running":
-                downloads.pause(download)
-            else:
-                downloads.start(download.repo_type, download.id)
-
-        self.pause = IconButton("pause", clicked=pause_or_resume)
+        resume = partial(downloads.start, download.repo_type, download.id)
+        self.pause = IconButton(
+            "pause", clicked=lambda: downloads.pause(download) if download.state == "running" else resume()
+        )
         tip = f"Cancel the download of {download.id} and delete its unfinished files"
         self.cancel = IconButton("stop", tip=tip, clicked=lambda: downloads.discard(download))
         progress = column(row(label(download.id), (self.status, 1)), self.bar, spacing=4)
@@ -220,12 +216,11 @@ class Picker(QDialog):
         self.folder = button("Folder…", lambda: self._browse(open_folder), tip=tips[0], autoDefault=False)
         is_file = kind == "dataset"
         self.file = button("File…", lambda: self._browse(open_file), tip=tips[1], autoDefault=False, shown=is_file)
-        close = button("Close", self.reject, autoDefault=False)
         self.take = button("Use", self._take, primary=True)
         hint = holder(column(self.message, margins=theme.SPACE))
         self._stack = stack(self.table.in_card(), hint, into=self, nested=True)
         self._download_rows = column(spacing=12)
-        buttons = row(self.folder, self.file, None, close, self.take)
+        buttons = row(self.folder, self.file, None, button("Close", self.reject, autoDefault=False), self.take)
         parts = (self.search, (self._stack, 1), self.detail, self._download_rows, buttons)
         column(*parts, into=self, spacing=12, margins=theme.GUTTER)
         self.setTabOrder(self.search, self.table)

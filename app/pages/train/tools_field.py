@@ -181,9 +181,8 @@ class ToolsField(Field):
         chosen = self._chosen if isinstance(self._chosen, list) else []
         known, place = {tool.name for tool in self._listed}, max(0, self.control.currentIndex().row())
         schemas = ({"name": name, "description": NOT_FOUND} for name in chosen if name not in known)
-        missing = [ListedTool(schema, "", is_optional=True) for schema in schemas]
         self.model.chosen = chosen
-        self.model.set_rows([*self._listed, *missing])
+        self.model.set_rows([*self._listed, *(ListedTool(schema, "", is_optional=True) for schema in schemas)])
         rows = self.model.rowCount()
         self.control.fit_rows(MOST_ROWS)
         set_shown(self.control, rows > 0)

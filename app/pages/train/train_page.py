@@ -94,7 +94,8 @@ class TrainPage(QWidget):
         for part in (self.default_dataset, self.dataset_line):
             data.tab_stops.append(part)
             data.layout().addWidget(part)  # pyright: ignore[reportOptionalMemberAccess]
-        self.density = Segments(DENSITIES, "Settings to show", chosen=self._choose_density)
+        self.density = Segments(DENSITIES, "Settings to show", chosen=self.show_density)
+        self.density.chosen.connect(partial(setattr, session.prefs, "train_density"))
         self.presets = button("Presets…", session.presets_requested.emit, tip="Ways to train, each with its changes")
         self.search = SettingSearch(list(SETTINGS.values()))
         title = label("Train", theme.title_font())
@@ -168,10 +169,6 @@ class TrainPage(QWidget):
         of_file = (self.file_problems.open_button, self.file_problems.close_button)
         tabs += [*of_file, banner.defaults_button, banner.show_button, banner.close_button]
         set_tab_order(*tabs, launch.memory.more, launch.more, launch.copy)
-
-    def _choose_density(self, key: str) -> None:
-        self.session.prefs.train_density = key
-        self.show_density(key)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         is_narrow = self.width() < theme.scaled(ROOMY)
