@@ -200,6 +200,9 @@ def why_empty(query: Query, rewards: Sequence[str]) -> str:
 
 
 def sort(facts: CompletionFacts, numbers: np.ndarray, key: str, *, descending: bool) -> np.ndarray:
+    """The numbers ordered by this column; by "" as they are."""
+    if not key:
+        return numbers
     values = facts.per_completion("step") if key == "step" else facts.column(key)
     chosen = values[numbers].astype(np.float64)
     order = np.argsort(-chosen if descending else chosen, kind="stable")  # NaN sorts last either way

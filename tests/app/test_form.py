@@ -297,6 +297,7 @@ def test_changed_settings_are_chips(page: TrainPage):
     assert chips.count.text() == "Everything else is at its default." and not chips.chips
     draft.update({"epsilon_high": 0.28, "weight_decay": 0.1, "iters": 5, "lora_keys": ["q", "v"]})
     assert chips.count.text() == "3 changed" and list(chips.chips) == ["lora_keys", "weight_decay", "epsilon_high"]
+    QApplication.processEvents()  # the layout shows them
     chips.chips["weight_decay"].text.setFocus()
     QTest.keyClick(chips.chips["weight_decay"].text, Qt.Key.Key_Delete)
     assert draft.value("weight_decay") == SETTINGS["weight_decay"].default and "weight_decay" not in chips.chips

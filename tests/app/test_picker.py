@@ -70,7 +70,7 @@ def press(picker: Picker, *keys: Qt.Key, control: bool = False) -> None:
 
 
 def current(picker: Picker) -> str:
-    row = picker.current()
+    row = picker.table.selected_row
     return row.id if isinstance(row, PickerEntry) else row.text if row else ""
 
 

@@ -160,7 +160,7 @@ def test_keys_and_buttons_act_on_the_selected_run(panel: QueuePanel, qtbot) -> N
     up, down, home = Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_Home
     for key, order in ((up, "bac"), (up, "bac"), (down, "abc"), (home, "bac")):
         qtbot.keyClick(table, key, alt)
-        assert names(panel) == order and panel.selected().run.name == "b"
+        assert names(panel) == order and panel.table.selected_row.run.name == "b"
     assert not panel.next_button.isEnabled()
     qtbot.keyClick(table, Qt.Key.Key_Delete)
     assert names(panel) == "ac"

@@ -162,13 +162,13 @@ def test_a_live_sweep_is_followed_and_stopped(page: SweepsPage) -> None:
         results.configurations[0].runs[0].value = 9.0
         write_results(folder, results)
         page.sweeps.refresh()
-        chosen = page.table.selected_configuration()
+        chosen = page.table.selected_row
         assert chosen is not None and chosen.number == 2, "the row moved, the choice did not"
         page.table.selectRow(0)
         results.configurations[1].runs[0].value = 90.0
         write_results(folder, results)
         page.sweeps.refresh()
-        assert page.table.selected_configuration().number == 2, "the best stays chosen"
+        assert page.table.selected_row.number == 2, "the best stays chosen"
         page.stop_button.click()
         assert folder.control.read_text() == "stop"
 

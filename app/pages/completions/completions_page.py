@@ -264,7 +264,8 @@ class CompletionsPage(QWidget):
         names, labels = run.reward_names, labels_of(run)
         self.model.set_columns(names, labels, weights_at(run, step, rows), facts.logged)
         self.bar.set_measures(names, labels, facts.logged)
-        numbers = self._sorted(facts, select(facts, self.bar.query, completions.facts.largest or None))
+        found = select(facts, self.bar.query, completions.facts.largest or None)
+        numbers = sort(facts, found, self.order[0], descending=self.order[1])
         of_row = facts.column("row")[numbers]
         lines: list[CompletionLine] = []
         for group, (offset, of_prompt) in enumerate(placed):
@@ -281,8 +282,8 @@ class CompletionsPage(QWidget):
             scores = (scores_of(one).get(name) for row in rows for one in listed_completions(row))
             about += f", {sum(isinstance(score, int | float) and score >= full for score in scores):,} correct"
         self.about.setText(about)
-        found = f"{shown:,} of {counted(count, 'completion')} of this step" if self.bar.is_filtering else ""
-        self.bar.report(found if shown else why_empty(self.bar.query, names) or found)
+        report = f"{shown:,} of {counted(count, 'completion')} of this step" if self.bar.is_filtering else ""
+        self.bar.report(report if shown else why_empty(self.bar.query, names) or report)
 
     def _show_run(self, run: Run, completions: RunCompletions) -> None:
         names, labels, logged = run.reward_names, labels_of(run), completions.shown.facts.logged
@@ -306,13 +307,9 @@ class CompletionsPage(QWidget):
             model.extend(lines)
         self._report_run(run, completions)
 
-    def _sorted(self, facts: CompletionFacts, numbers: np.ndarray) -> np.ndarray:
-        key, descending = self.order
-        return sort(facts, numbers, key, descending=descending) if key else numbers
-
     def _run_lines(self, completions: RunCompletions) -> RunLines:
         facts = completions.shown.facts
-        numbers = self._sorted(facts, completions.select(self.bar.query))
+        numbers = sort(facts, completions.select(self.bar.query), self.order[0], descending=self.order[1])
         return RunLines(facts, numbers[:MOST_LINES], completions.row_at)
 
     def _show_lines(self, lines: Sequence[CompletionLine], largest: dict[str, float] | None = None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QResizeEvent, QShortcut, QShowEvent
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 
 from app import theme
@@ -16,7 +16,7 @@ from app.state.reward_bench import JudgeCheck
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, Dot, ElidedLabel, NumberEdit, Segments, dropped_path
 from app.widgets.basic.dialogs import open_path
-from app.widgets.basic.labels import REMOVE_KEYS, button, label, progress_bar, show_text
+from app.widgets.basic.labels import REMOVE_KEYS, button, label, on_remove, progress_bar, show_text
 from app.widgets.basic.layout import card, column, configure, connect, holder, row, set_shown, show_all, stack
 from app.widgets.basic.number_format import DASH, counted, figure, short_duration, signed
 from app.widgets.basic.tables import BaseTable, Column, RowsModel, TextsModel
@@ -90,8 +90,7 @@ class RewardsPage(QWidget):
         keep_tip = "Keeps its current scores by your file's functions (Ctrl+K)"
         self.keep = button("Keep as case", self.keep_case, tip=keep_tip)
         self.drop = button("Remove", self.drop_case, tip="Remove the selected case (Delete)")
-        for key in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
-            QShortcut(key, self.cases, self.drop_case, context=Qt.ShortcutContext.WidgetShortcut)
+        on_remove(self.cases, self.drop_case)
         right = Qt.AlignmentFlag.AlignRight
         column((self.detail, 1), row((self.label_line, 1), self.keep), into=detail_side)
         column(self.kept, (self.cases.in_card(), 1), (self.drop, 0, right), into=case_side)
@@ -334,6 +333,7 @@ class JudgePanel(QFrame):
         self.kept = label(role="muted", wrap=True)
         self.label_table = BaseTable(model=self.labels, name="Your labels", single=True)
         self.drop = button("Remove", self._drop, tip=f"Remove the selected label ({REMOVE_KEYS})")
+        on_remove(self.label_table, self._drop)
         top = Qt.AlignmentFlag.AlignTop
         verdict = row((self.dot, 0, top), (self.verdict, 1))
         checking = row(self.start, (self.about, 1), (self.bar, 1), self.cancel)

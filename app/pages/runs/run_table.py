@@ -350,12 +350,9 @@ class RunTable(BaseTable):
             if record.summary.path in wanted and sweep and sweep not in self._rows.unfolded:
                 self.unfold(sweep, True)
         self.clearSelection()
-        mode = self.selectionMode()
-        self.setSelectionMode(QAbstractItemView.SelectionMode.MultiSelection)
         for place in range(self.sorted.rowCount()):
             if self._record(place).summary.path in wanted:
-                self.selectRow(place)
-        self.setSelectionMode(mode)
+                self.selectRow(place, adds=True)
 
     def _record(self, row: int) -> RunRecord:
         return self._rows.rows[self.sorted.mapToSource(self.sorted.index(row, 0)).row()]

@@ -422,7 +422,7 @@ class QueuePanel(QFrame):
         self.refresh()
 
     def refresh(self) -> None:
-        queue, rows, chosen = self._queue, list[QueueRow](), self.selected()
+        queue, rows, chosen = self._queue, list[QueueRow](), self.table.selected_row
         for run in queue.waiting:
             settings = raw_settings(run)
             steps = settings.get("iters")
@@ -455,12 +455,8 @@ class QueuePanel(QFrame):
             part.setVisible(bool(rows))
         self.setVisible(bool(rows) or bool(status))
 
-    def selected(self) -> QueueRow | None:
-        chosen = self.table.selected_rows()
-        return self.model.rows[chosen[0]] if chosen else None
-
     def _show_choice(self) -> None:
-        chosen = self.selected()
+        chosen: QueueRow | None = self.table.selected_row
         has_begun = chosen is not None and chosen.has_begun
         goes = "Removes it from the queue; the run stays" if has_begun else "Removes it and moves it to the trash"
         self.remove_button.setToolTip(f"{goes} ({REMOVE_KEYS})")
@@ -480,5 +476,5 @@ class QueuePanel(QFrame):
                 self._queue.change(self._queue.file.move, self.model.rows[origin].run, place)
 
     def _remove(self) -> None:
-        if (chosen := self.selected()) is not None:
+        if (chosen := self.table.selected_row) is not None:
             self._queue.remove(chosen.run)

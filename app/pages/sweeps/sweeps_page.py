@@ -187,16 +187,12 @@ class SweepTable(BaseTable):
 
     def show_results(self, results: SweepResults | None) -> None:
         # Whoever has chosen the best, as at first, has the best.
-        chosen = None if self.selected_rows() == [0] else self.selected_configuration()
+        chosen = None if self.selected_rows() == [0] else self.selected_row
         self.cells.show_results(results)
         if self.cells.rows:
             self.fit_columns()
             numbers = [each.number for each in self.cells.rows]
             self.selectRow(numbers.index(chosen.number) if chosen is not None and chosen.number in numbers else 0)
-
-    def selected_configuration(self) -> ConfigurationResult | None:
-        rows = self.selected_rows()
-        return self.cells.rows[rows[0]] if rows and rows[0] < len(self.cells.rows) else None
 
     def fit_columns(self) -> None:
         if count := len(self.cells.varied):
@@ -409,7 +405,7 @@ class SweepsPage(QWidget):
 
     def _run(self) -> MemberResult | None:
         results = self.sweeps.results
-        return results.best_run(self.table.selected_configuration()) if results is not None else None
+        return results.best_run(self.table.selected_row) if results is not None else None
 
     def open_run(self) -> None:
         if (run := self._run()) is not None and run.state != "waiting":

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QApplication, QBoxLayout, QFrame, QWidget
 
 from app import theme
@@ -15,7 +15,7 @@ from app.pages.train.tools_field import ToolsField
 from app.state.draft import Draft
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels import label, plain_tip
+from app.widgets.basic.labels import label, on_remove, plain_tip
 from app.widgets.basic.layout import (
     FlowLayout,
     TabArea,
@@ -366,6 +366,7 @@ class Chip(QFrame):
         self.remove = IconButton("close", name=f"Reset {setting.label}", role="chip")
         self.remove.setToolTip(plain_tip(f"Reset to the default: {value_label(setting, setting.default)}"))
         self.remove.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        on_remove(self, self.remove.click)
         row(self.text, self.remove, into=self, spacing=0, margins=(theme.SPACE, 0, 2, 0))
 
     def show_value(self, value: Any) -> None:
@@ -373,9 +374,3 @@ class Chip(QFrame):
         text = shown if len(shown) <= MAX_CHARS else f"{shown[: MAX_CHARS - 1]}…"
         whole = f"{self._setting.label}: {shown}"
         configure(self.text, text=f"{self._setting.label}  {text}".replace("&", "&&"), name=whole, tip=plain_tip(whole))
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
-            self.remove.click()
-        else:
-            super().keyPressEvent(event)

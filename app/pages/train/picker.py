@@ -281,17 +281,13 @@ class Picker(QDialog):
         if self.isVisible() and download.repo_type == self._repo_type:
             self._refresh()
 
-    def current(self) -> PickerRow | None:
-        place = self.table.currentIndex().row()
-        return self.model.rows[place] if 0 <= place < len(self.model.rows) and self.table.selected_rows() else None
-
     def choose_id(self, id_: str) -> None:
         for place, each in enumerate(self.model.rows):
             if isinstance(each, PickerEntry) and each.id == id_:
                 self.table.selectRow(place)
 
     def _show(self) -> None:
-        selected, typed = self.current(), self.search.text().strip()
+        selected, typed = self.table.selected_row, self.search.text().strip()
         words, local = typed.lower().split(), self._local or []
         matching = [entry for entry in local if entry.matches(words)]
         recent = [entry for id_ in self._session.prefs.used(self.kind) for entry in matching if entry.id == id_]
@@ -326,7 +322,7 @@ class Picker(QDialog):
         self._show_detail()
 
     def _show_detail(self) -> None:
-        current = self.current()
+        current: PickerRow | None = self.table.selected_row
         entry = current if isinstance(current, PickerEntry) else None
         self.detail.setText(entry.details if entry else "")
         set_style_property(self.detail, "role", "problem" if entry and entry.refusal else "muted")
@@ -338,7 +334,7 @@ class Picker(QDialog):
         configure(self.take, text=text, enabled=not entry.refusal or bool(entry.partial))
 
     def _take(self) -> None:
-        current = self.current()
+        current: PickerRow | None = self.table.selected_row
         if not self.take.isEnabled() or current is None:
             return
         if isinstance(current, PickerLine):

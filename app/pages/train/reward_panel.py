@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, Qt, Signal
-from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QAbstractItemView, QInputDialog, QLineEdit, QMenu, QWidget
 
 from app import theme
@@ -17,7 +16,7 @@ from app.state.reward_bench import DEFAULT_URL, LOCAL, JudgeServers, RewardBench
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, ElidedLabel, ElidedLink, LinkButton, ListedEdit
 from app.widgets.basic.dialogs import open_file
-from app.widgets.basic.labels import REMOVE_KEYS, button, label, plain_tip, show_text
+from app.widgets.basic.labels import REMOVE_KEYS, button, label, on_remove, plain_tip, show_text
 from app.widgets.basic.layout import card, clear_layout, column, configure, connect, grid, holder, row, set_tab_order
 from app.widgets.basic.number_format import DASH, counted, figure
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
@@ -179,8 +178,6 @@ def has_arguments(entry: RewardEntry) -> bool:
 class RewardTable(BaseTable):
     """The table, as high as its rows. Space toggles the current row, a click or a digit edits its weight."""
 
-    remove_requested = Signal()
-
     def __init__(self, model: RewardModel) -> None:
         super().__init__(model=model, name="Reward functions", single=True)
         self._model = model
@@ -204,12 +201,6 @@ class RewardTable(BaseTable):
         space = self.width() / theme.text_scale() - sum(width[each] for each in (USE, LABEL, MEAN, WEIGHT))
         self.setColumnHidden(FUNCTION, space - width[FUNCTION] < MIN_SCORES_WIDTH)
         self.setColumnHidden(SOURCE, space - width[FUNCTION] - width[SOURCE] < MIN_SCORES_WIDTH)
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
-            self.remove_requested.emit()
-        else:
-            super().keyPressEvent(event)
 
 
 class RewardPanel(QWidget):
@@ -246,7 +237,8 @@ class RewardPanel(QWidget):
         bench.refused.connect(self.servers.refresh)  # a judge's may be gone
         self._show_bench()
         self.arguments.changed.connect(self._take_arguments)
-        connect(self.remove, self.arguments.remove.clicked, self.table.remove_requested)
+        self.arguments.remove.clicked.connect(self.remove)
+        on_remove(self.table, self.remove)
         self.arguments.edit.clicked.connect(self._edit_rubric)
         self.arguments.model_wanted.connect(lambda take: self.model_wanted.emit("model", take))
 

@@ -86,6 +86,7 @@ class RubricEditor(Dialog):
         acts = {"Add": self.add, "Remove": self.remove, "Up": partial(self.move, -1), "Down": partial(self.move, 1)}
         self.buttons = {text: button(text, act, autoDefault=False) for text, act in acts.items()}
         self.problem = label(role="problem", wrap=True, shown=False)
+        self._say = partial(show_text, self.problem)
         self.try_button = button("Try", self.try_rubric, autoDefault=False)
         self.status = label(role="muted", wrap=True)
         columns = (Column("Completion"), Column("Score", 64, is_figure=True), Column("Reasons"))
@@ -164,9 +165,6 @@ class RubricEditor(Dialog):
         show_text(self.try_button, f"Try on {counted(tried, 'completion')}" if tried else "Try")
         if not tried:
             self.status.setText("To try it, sample completions on the Rewards page.")
-
-    def _say(self, sentence: str) -> None:
-        show_text(self.problem, sentence)
 
     def save_rubric(self, *, is_new: bool = False) -> None:
         self._say("")

@@ -203,8 +203,7 @@ class ToolsField(Field):
         self._show_schema()
 
     def _show_schema(self, *_: object) -> None:
-        place = self.control.currentIndex().row()
-        tool = self.model.rows[place] if 0 <= place < len(self.model.rows) else None
+        tool: ListedTool | None = self.control.selected_row
         is_known = tool is not None and "parameters" in tool.schema
         set_shown(self.schema, is_known)
         set_shown(self.show_json, is_known)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QCursor, QFont, QKeySequence
+from PySide6.QtGui import QCursor, QFont, QKeySequence, QShortcut
 from PySide6.QtWidgets import QLabel, QMenu, QProgressBar, QPushButton, QWidget
 
 from app import theme
@@ -20,6 +20,12 @@ _KEYS = re.compile(r"\b(?:(?:Ctrl|Alt|Shift|Meta)\+)+[^\s),;]+")
 
 def key_name(keys: QKeySequence) -> str:
     return keys.toString(QKeySequence.SequenceFormat.NativeText)
+
+
+def on_remove(widget: QWidget, remove: Callable[[], object]) -> None:
+    """Call `remove` at Delete and Backspace in a widget or a part of it."""
+    for key in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
+        QShortcut(key, widget, context=Qt.ShortcutContext.WidgetWithChildrenShortcut).activated.connect(remove)
 
 
 def with_key_names(text: str) -> str:

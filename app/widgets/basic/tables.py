@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from PySide6.QtCore import (
     QAbstractTableModel,
@@ -211,9 +211,16 @@ class BaseTable(QTableView):
     def selected_rows(self) -> list[int]:
         return sorted(index.row() for index in self.selectionModel().selectedRows()) if self.selectionModel() else []
 
-    def selectRow(self, row: int) -> None:
-        flags, modes = QItemSelectionModel.SelectionFlag, QAbstractItemView.SelectionMode
-        command = flags.Select if self.selectionMode() == modes.MultiSelection else flags.ClearAndSelect
+    @property
+    def selected_row(self) -> Any:
+        """The row of its `RowsModel` that is selected, the first of several; None without one."""
+        places, model = self.selected_rows(), cast("RowsModel", self.model())
+        return model.rows[places[0]] if places else None
+
+    def selectRow(self, row: int, *, adds: bool = False) -> None:
+        """`adds`: what is selected stays so."""
+        flags = QItemSelectionModel.SelectionFlag
+        command = flags.Select if adds else flags.ClearAndSelect
         column = max(self.horizontalHeader().logicalIndexAt(0), 0)  # the leftmost in view: nothing scrolls sideways
         self.selectionModel().setCurrentIndex(self.model().index(row, column), command | flags.Rows)
 
