@@ -1,5 +1,5 @@
-"""The health rules: one function each with `@rule()`. Titles, thresholds and texts are in resources/health_rules.yaml
-under their names, in the order in which findings are shown."""
+"""The health rules: each is a function with `@rule()`, or a row of MEANS or JUDGES. Titles, thresholds and texts are in
+resources/health_rules.yaml under their names, in the order in which findings are shown."""
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
@@ -101,16 +101,6 @@ def rule(needs: int = WINDOW) -> Callable[[Look], Look]:
         return look
 
     return register
-
-
-def mean_rule(find: Callable[[Recent, Rule, float], Finding]) -> None:
-    """Make a function the rule of its name; it gets the mean of the rule's metric where it exceeds the threshold."""
-
-    def look(recent: Recent, rule: Rule) -> Finding | None:
-        value = rule.mean_above(recent)
-        return None if value is None else find(recent, rule, value)
-
-    _LOOKS[find.__name__] = look, WINDOW
 
 
 @rule()
@@ -292,8 +282,10 @@ def self_distillation_idle(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
-@mean_rule
-def moving_fast(recent: Recent, rule: Rule, clipped: float) -> Finding:
+@rule()
+def moving_fast(recent: Recent, rule: Rule) -> Finding | None:
+    if (clipped := rule.mean_above(recent)) is None:
+        return None
     epsilon = recent.setting("epsilon")
     narrow = epsilon < MUST_WIDEN and recent.setting("importance_sampling_level") in ("", "token", None)
     return rule.finding(
@@ -374,17 +366,6 @@ def not_a_number(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
-@mean_rule
-def sampler_differs(recent: Recent, rule: Rule, gap: float) -> Finding:
-    finer = {"4": {"rollout_quantization": "8"}, "8": {"rollout_quantization": "none"}}
-    return rule.finding(
-        gap,
-        f"“Sampler and learner” differ by {gap:.2g} nats a token in the log-probability of the same token, "
-        f"{OVER_WINDOW} (above {rule.threshold:.2g} the model's numbers are too coarse).",
-        finer.get(recent.setting("rollout_quantization"), {"dtype": "float32"}),
-    )
-
-
 @rule()
 def identical(recent: Recent, rule: Rule) -> Finding | None:
     distinct, size = recent.mean("completions/distinct_fraction"), recent.setting("group_size")
@@ -442,18 +423,10 @@ def entropy_collapse(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
-@mean_rule
-def repetition(recent: Recent, rule: Rule, share: float) -> Finding:
-    return rule.finding(
-        share,
-        f"{share:.0%} of what a completion says stood in it before, word for word, {OVER_WINDOW} (above "
-        f"{rule.threshold:.0%} the model turns in circles).",
-        recent.slower(0.5),
-    )
-
-
-@mean_rule
-def cut_off(recent: Recent, rule: Rule, share: float) -> Finding:
+@rule()
+def cut_off(recent: Recent, rule: Rule) -> Finding | None:
+    if (share := rule.mean_above(recent)) is None:
+        return None
     length = recent.setting("max_completion_length")
     sentence = (
         f"“Cut off at the limit” is {share:.0%} {OVER_WINDOW} (above {rule.threshold:.0%} too many answers are never "
@@ -493,60 +466,71 @@ def tools_unused(recent: Recent, rule: Rule) -> Finding | None:
     return rule.finding(0.0, f"No completion of the last {SETTLED} steps has called a tool.")
 
 
-@mean_rule
-def tools_fail(recent: Recent, rule: Rule, share: float) -> Finding:
-    return rule.finding(
-        share,
-        f"{share:.0%} of tool calls fail {OVER_WINDOW} (above {rule.threshold:.0%} a model learns not to call): they "
-        "raise an error, take too long, or name no tool.",
-    )
+MEANS: dict[str, tuple[str, Callable[[Recent], Mapping[str, Any]]]] = {
+    "sampler_differs": (
+        "“Sampler and learner” differ by {mean:.2g} nats a token in the log-probability of the same token, {over} "
+        "(above {limit:.2g} the model's numbers are too coarse).",
+        lambda recent: FINER.get(recent.setting("rollout_quantization"), {"dtype": "float32"}),
+    ),
+    "repetition": (
+        "{mean:.0%} of what a completion says stood in it before, word for word, {over} (above {limit:.0%} the model "
+        "turns in circles).",
+        lambda recent: recent.slower(0.5),
+    ),
+    "tools_fail": (
+        "{mean:.0%} of tool calls fail {over} (above {limit:.0%} a model learns not to call): they raise an error, "
+        "take too long, or name no tool.",
+        lambda recent: {},
+    ),
+    "results_dropped": (
+        "{mean:.0%} of completions ended {over} because the results of a tool call did not fit within {length:,} "
+        "tokens (above {limit:.0%} too many answers are never written).",
+        lambda recent: {"max_completion_length": recent.setting("max_completion_length") * 2},
+    ),
+}
+"""Rules for a mean above the threshold → the sentence, and the settings that are proposed."""
+FINER = {"4": {"rollout_quantization": "8"}, "8": {"rollout_quantization": "none"}}
 
 
-@mean_rule
-def results_dropped(recent: Recent, rule: Rule, share: float) -> Finding:
-    length = recent.setting("max_completion_length")
-    return rule.finding(
-        share,
-        f"{share:.0%} of completions ended {OVER_WINDOW} because the results of a tool call did not fit within "
-        f"{length:,} tokens (above {rule.threshold:.0%} too many answers are never written).",
-        {"max_completion_length": length * 2},
-    )
+def _of_mean(recent: Recent, rule: Rule) -> Finding | None:
+    if (mean := rule.mean_above(recent)) is None:
+        return None
+    sentence, settings = MEANS[rule.code]
+    about = {"over": OVER_WINDOW, "limit": rule.threshold, "length": recent.setting("max_completion_length")}
+    return rule.finding(mean, sentence.format(mean=mean, **about), settings(recent))
 
 
-def _of_judges(recent: Recent, rule: Rule, sentence: str, *, rises: bool = False) -> Finding | None:
-    """The judges whose mean over `rule.needs` steps reaches the threshold, and the sentence, with {judge} and {mean},
-    of the one with the largest. `rises`: only those whose metric has risen since the first steps."""
+JUDGES = {
+    "judge_fails": (JUDGED, f"The judge {{judge}} gave no score to {{mean:.0%}} of completions over {JUDGED} steps."),
+    "judge_saturates": (
+        WINDOW,
+        f"The judge {{judge}} gave {{mean:.0%}} of completions its highest score, or its lowest, {OVER_WINDOW}.",
+    ),
+    "judge_drifts": (
+        2 * WINDOW,
+        "The scores of {judge} follow length more than at the start: their correlation is {mean:.2f}.",
+    ),
+}
+"""Rules for the judges whose mean reaches the threshold → steps of the mean, and the sentence on the largest."""
+
+
+def _of_judges(recent: Recent, rule: Rule) -> Finding | None:
     before, after = rule.metric.split("*")
     means: dict[str, float] = {}
     for metric in fnmatch.filter(recent.steps[-1] if recent.steps else (), rule.metric):
         mean = recent.mean(metric, rule.needs)
         change = MeanChange.between(known(recent.first, metric), recent.values(metric))
         has_risen = change is not None and change.size > LIKELY * change.error
-        if mean is not None and mean >= rule.threshold and (has_risen or not rises):
+        if mean is not None and mean >= rule.threshold and (has_risen or rule.code != "judge_drifts"):
             means[metric.removeprefix(before).removesuffix(after)] = mean
     if not means:
         return None
     worst = max(means, key=lambda name: means[name])
-    text = sentence.format(judge=quote(worst, 40), mean=means[worst])
+    text = JUDGES[rule.code][1].format(judge=quote(worst, 40), mean=means[worst])
     return rule.finding(means[worst], text, about=[*means], metric=f"{before}{worst}{after}")
 
 
-@rule(needs=JUDGED)
-def judge_fails(recent: Recent, rule: Rule) -> Finding | None:
-    sentence = f"The judge {{judge}} gave no score to {{mean:.0%}} of completions over {JUDGED} steps."
-    return _of_judges(recent, rule, sentence)
-
-
-@rule()
-def judge_saturates(recent: Recent, rule: Rule) -> Finding | None:
-    sentence = f"The judge {{judge}} gave {{mean:.0%}} of completions its highest score, or its lowest, {OVER_WINDOW}."
-    return _of_judges(recent, rule, sentence)
-
-
-@rule(needs=2 * WINDOW)
-def judge_drifts(recent: Recent, rule: Rule) -> Finding | None:
-    sentence = "The scores of {judge} follow length more than at the start: their correlation is {mean:.2f}."
-    return _of_judges(recent, rule, sentence, rises=True)
+_LOOKS |= dict.fromkeys(MEANS, (_of_mean, WINDOW)) | {code: (_of_judges, needs) for code, (needs, _) in JUDGES.items()}
 
 
 @rule(needs=LONG)
@@ -590,8 +574,10 @@ def seen_often(recent: Recent, rule: Rule) -> Finding | None:
     )
 
 
-@mean_rule
-def machines_wait(recent: Recent, rule: Rule, share: float) -> Finding:
+@rule()
+def machines_wait(recent: Recent, rule: Rule) -> Finding | None:
+    if (share := rule.mean_above(recent)) is None:
+        return None
     waits = {rank: recent.mean(f"ranks/{rank}/waiting") for rank in range(MOST_HOSTS)}
     waited = {rank: seconds for rank, seconds in waits.items() if seconds is not None}
     # Who waits least is who the others wait for.
