@@ -392,9 +392,8 @@ class SweepInputs:
 
     def _shared(self, inputs: RunInputs) -> RunInputs:
         rows: dict[str, Any] = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
-        stages = {id(stage): replace(stage, rows=self._known(stage.rows)) for stage in inputs.stages}
-        of_stages = tuple(stages[id(stage)] for stage in inputs.stages)  # two stages may have the same object
-        return replace(inputs, splits=replace(inputs.splits, **rows), stages=of_stages)
+        stages = tuple((self._known(rows), source) for rows, source in inputs.stages)
+        return replace(inputs, splits=replace(inputs.splits, **rows), stages=stages)
 
     def _known(self, rows: Rows) -> Rows:
         if isinstance(rows, LazyRows):  # on the disk, and to compare them would mean to read them

@@ -176,7 +176,7 @@ class RunContext(StepContext):
     background_tokenizer: BackgroundTokenizer
     evaluation_sets: dict[str, list[Problem]]
     test: list[Problem]
-    stages: list[tuple[Mapping[str, Any], run_inputs.StageRows, TokenizedPrompts]]
+    stages: list[tuple[Mapping[str, Any], Rows, TokenizedPrompts]]
     longest_prompts: list[int]
     images: int
     slow_paths: list[str]
@@ -532,7 +532,7 @@ def load_context(
         background_tokenizer=background_tokenizer,
         evaluation_sets=evaluation_sets,
         test=test,
-        stages=list(zip(config.stages, inputs.stages, of_stages, strict=True)),
+        stages=list(zip(config.stages, [rows for rows, _ in inputs.stages], of_stages, strict=True)),
         longest_prompts=longest,
         images=images,
         slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *parts["rollout"].slow_paths])),

@@ -24,18 +24,12 @@ COLUMN = "recorded"  # of rows with recorded completions (`backend.endpoint.sess
 
 
 @dataclass(frozen=True, slots=True)
-class StageRows:
-    """Stages with the same rows share one object."""
-
-    rows: Rows
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunInputs:
+    """`stages`: (training rows, their source) of each stage; the same object for the same rows."""
+
     splits: Splits
     scorer: Scorer
-    stages: tuple[StageRows, ...] = ()
+    stages: tuple[tuple[Rows, str], ...] = ()
     tools: ToolHost | None = None
 
     @property
@@ -59,8 +53,8 @@ def read_rows(config: Config, scorer: Scorer) -> RunInputs:
     """The rows of a run and of its stages, and its tools. Raises UserError, naming the stage."""
     tools = load_tools(config, scorer)
     splits = read_splits(config, scorer.map_rows)
-    values, own = config.model_dump(), StageRows(splits.train, splits.source["train"])
-    known, stages = {"": own}, list[StageRows]()
+    values, stages = config.model_dump(), list[tuple[Rows, str]]()
+    known = {"": (splits.train, splits.source["train"])}
     for index in range(len(config.stages)):
         of_stage = stage_rows(values, index)
         key = repr(sorted(of_stage.items())) if of_stage else ""
@@ -69,7 +63,7 @@ def read_rows(config: Config, scorer: Scorer) -> RunInputs:
                 found = read_splits(config.model_copy(update=of_stage), scorer.map_rows)
             except UserError as error:
                 raise stage_error(index + 1, error) from None
-            known[key] = StageRows(found.train, found.source["train"])
+            known[key] = found.train, found.source["train"]
         stages.append(known[key])
     return RunInputs(splits, scorer, tuple(stages), tools)
 
@@ -233,8 +227,8 @@ def prompt_sets(config: Config, inputs: RunInputs, stages: Sequence[Config]) -> 
     ]
     for name, each in splits.evals.items() if config.steps_per_eval else ():
         sets.append(PromptSet(name, each.rows, each.source, held_out.model_copy(update=each.settings), is_named=True))
-    for number, (of_stage, own) in enumerate(zip(inputs.stages, stages if config.stages else (), strict=True), 1):
-        sets.append(PromptSet(f"train (stage {number})", of_stage.rows, of_stage.source, own, stage=number))
+    for number, (rows, own) in enumerate(zip(inputs.stages, stages if config.stages else (), strict=True), 1):
+        sets.append(PromptSet(f"train (stage {number})", *rows, own, stage=number))
     return [replace(each, tools=inputs.schemas) for each in sets]
 
 
