@@ -5,7 +5,7 @@ other values from a step of a run on."""
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, cast, get_args, get_origin
@@ -159,17 +159,17 @@ class Setting:
 _RANGES = {"within": ("ge", "le"), "above": ("gt", "le"), "below": ("ge", "lt"), "between": ("gt", "lt")}
 
 
-def setting(default: Any, label: str, *, section: str, **about: Any) -> Any:
-    """Declare a setting; the text under the declaration is its help. `about` takes a range (low, high) or (low, high,
-    unit) and fields of `Setting`. The range is `within` (both ends included), `above` (without its lower end), `below`
-    (without its upper end) or `between` (without both)."""
+def setting(default: Any, label: str, *choices: tuple[Any, ...], section: str, **about: Any) -> Any:
+    """Declare a setting; the text under the declaration is its help. `choices`: fields of `Choice`. `about` takes a
+    range (low, high) or (low, high, unit) and fields of `Setting`. The range is `within` (both ends included), `above`
+    (without its lower end), `below` (without its upper end) or `between` (without both)."""
     limits: dict[str, Any] = {}
     for name in about.keys() & _RANGES.keys():
         from_, to = _RANGES[name]
         low, high, about["unit"] = (*about.pop(name), "")[:3]
         about |= {"low": low, "low_open": from_ == "gt", "high": high, "high_open": to == "lt"}
         limits = {from_: low, to: high, "allow_inf_nan": False}
-    about |= {"section": section, "label": label}
+    about |= {"section": section, "label": label, "choices": tuple(starmap(Choice, choices))}
     return Field(default, **limits, json_schema_extra={"setting": about})  # pyright: ignore
 
 
@@ -188,13 +188,11 @@ def declared_settings(fields: Mapping[str, FieldInfo]) -> Iterator[Setting]:
     for key, field in fields.items():
         about = dict(cast("dict[str, Any]", field.json_schema_extra)["setting"])
         types = get_args(field.annotation) if isinstance(field.annotation, UnionType) else (field.annotation,)
-        choices = tuple(Choice(*entry) if isinstance(entry, tuple) else entry for entry in about.pop("choices", ()))
+        about.setdefault("kind", "choice" if about["choices"] else _KINDS[get_origin(types[0]) or types[0]])
         yield Setting(
             key=key,
-            kind=about.pop("kind", None) or ("choice" if choices else _KINDS[get_origin(types[0]) or types[0]]),
             default=field.get_default(call_default_factory=True),
             help=helps[key],
-            choices=choices,
             optional=NoneType in types,
             **about,
         )

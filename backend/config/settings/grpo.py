@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from backend.config.setting import MOST_COMPLETIONS, MOST_TOKENS, NEVER, Choice, setting
+from backend.config.setting import MOST_COMPLETIONS, MOST_TOKENS, NEVER, setting
 from backend.rewards.catalogue import DEFAULT_REWARDS
 
 _preference = partial(setting, section="preference", part="policy")
@@ -29,9 +29,9 @@ _vespo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("vespo",)
 _CORRECTED = ("sampling_correction", ("auto", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"))
 
 
-def _menus() -> dict[str, list[Choice]]:
+def _menus() -> dict[str, list[tuple[Any, ...]]]:
     """The tables of `backend/training/losses.py`, read as text: menus need no mlx."""
-    menus: dict[str, list[Choice]] = {}
+    menus: dict[str, list[tuple[Any, ...]]] = {}
     file = Path(__file__).parents[2] / "training" / "losses.py"
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         match node:
@@ -42,8 +42,8 @@ def _menus() -> dict[str, list[Choice]]:
                 for key, row in zip(keys, rows, strict=True):
                     words = {str(word.arg): word.value for word in cast("ast.Call", row).keywords}
                     name, sentence, paper = (ast.literal_eval(words[word]) for word in ("name", "sentence", "paper"))
-                    choice = Choice(ast.literal_eval(cast("ast.expr", key)), name, sentence, paper=paper)
-                    menus.setdefault(table, []).append(choice)
+                    value = ast.literal_eval(cast("ast.expr", key))
+                    menus.setdefault(table, []).append((value, name, sentence, False, paper))
     return menus
 
 
@@ -70,17 +70,15 @@ class GrpoFields(BaseModel):
     """Updates between two moves of the reference."""
     log_kl: bool = _advanced_preference(False, "Log KL at weight 0", when=("beta", (0, 0.0)))
     """Measures the KL for the charts at KL weight 0. Costs a reference pass."""
-    kl_estimator: str = _advanced_preference("k3", "KL estimator", choices=_MENUS["KL_ESTIMATORS"])
+    kl_estimator: str = _advanced_preference("k3", "KL estimator", *_MENUS["KL_ESTIMATORS"])
     """Formula of the KL term per token. The default works; the other is the documented formula, to the letter."""
     use_bias_correction_kl: bool = _advanced_preference(True, "Bias-corrected KL", when=("kl_estimator", ("k3",)))
     """Multiplies the KL estimate by the ratio, which corrects its gradient off-policy (TRL's default)."""
     ratio_against: str = _advanced_preference(
         "old",
         "Ratio against",
-        choices=[
-            ("old", "Policy that sampled", "As in the papers and TRL."),
-            ("reference", "Reference model", "As in MLX LoRA Studio: learning stops once the policy is Epsilon away."),
-        ],
+        ("old", "Policy that sampled", "As in the papers and TRL."),
+        ("reference", "Reference model", "As in MLX LoRA Studio: learning stops once the policy is Epsilon away."),
     )
     """Denominator of the importance ratio."""
     group_size: int = _generation(4, "Group", within=(1, MOST_COMPLETIONS, "completions"), used_by=("scoring",))
@@ -119,11 +117,9 @@ class GrpoFields(BaseModel):
     rollout_quantization: str = _sampling(
         "none",
         "Rollout quantization",
-        choices=[
-            ("none", "None", "Sample from the model as it is trained."),
-            ("8", "8-bit", "Half the bytes of 16 bits, nearly the same probabilities."),
-            ("4", "4-bit", "A quarter of the bytes, and a gap that the sampling correction has to weigh."),
-        ],
+        ("none", "None", "Sample from the model as it is trained."),
+        ("8", "8-bit", "Half the bytes of 16 bits, nearly the same probabilities."),
+        ("4", "4-bit", "A quarter of the bytes, and a gap that the sampling correction has to weigh."),
     )
     """Samples from a copy of the base in fewer bits, with the same adapters: a token reads fewer bytes. Learning and
     evaluations keep the exact model; Sampling correction weighs the difference."""
@@ -131,10 +127,10 @@ class GrpoFields(BaseModel):
     """Clip range below 1: how far the ratio may fall."""
     epsilon_high: float | None = _policy(None, "Epsilon high", above=(0, 1_000_000))
     """Clip range above 1. Empty: as Epsilon; DAPO sets it higher."""
-    grpo_loss_type: str = _policy("grpo", "GRPO Loss", choices=_MENUS["LOSSES"])
+    grpo_loss_type: str = _policy("grpo", "GRPO Loss", *_MENUS["LOSSES"])
     """How token losses are averaged. GRPO is the mean of the paper and of TRL; the mean over all tokens in MLX LoRA
     Studio's guide is BNPO."""
-    importance_sampling_level: str = _policy("token", "Importance", choices=_MENUS["LEVELS"], default_entry="Default")
+    importance_sampling_level: str = _policy("token", "Importance", *_MENUS["LEVELS"], default_entry="Default")
     """Whether the ratio is taken for each token or for the whole completion."""
     delta: float | None = _loss(None, "Delta", above=(1, 1_000_000))
     """Upper bound of the ratio where nothing else clips it (two-sided clipping, INTELLECT-2). Empty: off."""
@@ -165,14 +161,12 @@ class GrpoFields(BaseModel):
     sampling_correction: str = _loss(
         "auto",
         "Sampling correction",
-        choices=[
-            ("auto", "Automatic", "Rounding, by token in 16 bits; constrained output, by sequence. Not filters."),
-            ("none", "None", "Leave it."),
-            ("token_truncate", "Token, truncated", "Each token's term times the ratio, clipped to the limits (TIS)."),
-            ("token_mask", "Token, masked", "The same, without tokens outside the limits (MIS)."),
-            ("sequence_truncate", "Sequence, truncated", "One ratio per completion, clipped to the limits."),
-            ("sequence_mask", "Sequence, masked", "One ratio per completion; drops completions outside the limits."),
-        ],
+        ("auto", "Automatic", "Rounding, by token in 16 bits; constrained output, by sequence. Not filters."),
+        ("none", "None", "Leave it."),
+        ("token_truncate", "Token, truncated", "Each token's term times the ratio, clipped to the limits (TIS)."),
+        ("token_mask", "Token, masked", "The same, without tokens outside the limits (MIS)."),
+        ("sequence_truncate", "Sequence, truncated", "One ratio per completion, clipped to the limits."),
+        ("sequence_mask", "Sequence, masked", "One ratio per completion; drops completions outside the limits."),
     )
     """Corrects the gap between sampling and learning: 16-bit rounding and, unless automatic, tokens cut by top-p, top-k
     and min-p."""
@@ -205,40 +199,32 @@ class GrpoFields(BaseModel):
     teacher_model_kind: str = _self_distillation(
         "live",
         "Teacher",
-        choices=[
-            ("live", "Policy", "The policy before the step's updates."),
-            ("base", "Reference", "The reference model: the base model before training, unless it follows."),
-        ],
+        ("live", "Policy", "The policy before the step's updates."),
+        ("base", "Reference", "The reference model: the base model before training, unless it follows."),
     )
     """Which weights teach."""
     scale_rewards: str = _advantages(
         "group",
         "Scale rewards",
-        choices=[
-            ("group", "Group", "The standard deviation of the group."),
-            ("batch", "Batch", "The standard deviation of the whole batch."),
-            ("none", "None", "Nothing, as in Dr. GRPO."),
-        ],
+        ("group", "Group", "The standard deviation of the group."),
+        ("batch", "Batch", "The standard deviation of the whole batch."),
+        ("none", "None", "Nothing, as in Dr. GRPO."),
         used_by=("scoring",),
     )
     """Divisor of the distance from the group's mean."""
     advantage_baseline: str = _advantages(
         "group",
         "Baseline",
-        choices=[
-            ("group", "Group mean", "The mean of the whole group, as in GRPO."),
-            ("leave_one_out", "Leave one out", "The mean of the other completions of the group (RLOO)."),
-        ],
+        ("group", "Group mean", "The mean of the whole group, as in GRPO."),
+        ("leave_one_out", "Leave one out", "The mean of the other completions of the group (RLOO)."),
         used_by=("scoring",),
     )
     """What a completion's reward is compared with."""
     multi_objective_aggregation: str = _advantages(
         "sum_then_normalize",
         "Several rewards",
-        choices=[
-            ("sum_then_normalize", "Sum, then normalise", "Adds the weighted scores, then compares."),
-            ("normalize_then_sum", "Normalise, then sum", "Compares each score first (GDPO), without Scale rewards."),
-        ],
+        ("sum_then_normalize", "Sum, then normalise", "Adds the weighted scores, then compares."),
+        ("normalize_then_sum", "Normalise, then sum", "Compares each score first (GDPO), without Scale rewards."),
         used_by=("scoring",),
     )
     """How several reward functions become one advantage."""
@@ -253,10 +239,8 @@ class GrpoFields(BaseModel):
     prompt_selection: str = _advantages(
         "shuffled",
         "Prompt selection",
-        choices=[
-            ("shuffled", "Shuffled", "Every prompt once an epoch."),
-            ("pass_rate", "By pass rate", "More often those that the model solves sometimes: groups with a signal."),
-        ],
+        ("shuffled", "Shuffled", "Every prompt once an epoch."),
+        ("pass_rate", "By pass rate", "More often those that the model solves sometimes: groups with a signal."),
     )
     """How the prompts of a step are chosen. By pass rate saves completions where many prompts are always or never
     solved (Solved from)."""
@@ -287,11 +271,9 @@ class GrpoFields(BaseModel):
     reward_weight_schedule: str = _course(
         "constant",
         "Weight schedule",
-        choices=[
-            ("constant", "Constant", "The weights as they stand."),
-            ("linear", "Linear", "Along a line to the final weights."),
-            ("adaptive", "Adaptive", "Functions that seldom succeed gain weight; those that always do lose some."),
-        ],
+        ("constant", "Constant", "The weights as they stand."),
+        ("linear", "Linear", "Along a line to the final weights."),
+        ("adaptive", "Adaptive", "Functions that seldom succeed gain weight; those that always do lose some."),
         used_by=("rewards",),
     )
     """Whether the weights change over the run."""
@@ -309,14 +291,12 @@ class GrpoFields(BaseModel):
     reward_isolation: str = _reward_limits(
         "process",
         "Reward isolation",
-        choices=[
-            (
-                "process",
-                "Own process",
-                "Without the trainer's files and environment. A crash or hang costs one message, and the run is saved.",
-            ),
-            ("thread", "In the trainer", "For functions that need its memory. A crash or hang ends the run."),
-        ],
+        (
+            "process",
+            "Own process",
+            "Without the trainer's files and environment. A crash or hang costs one message, and the run is saved.",
+        ),
+        ("thread", "In the trainer", "For functions that need its memory. A crash or hang ends the run."),
         used_by=("rewards",),
     )
     """Where reward functions run."""

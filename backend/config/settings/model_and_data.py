@@ -31,11 +31,9 @@ class ModelFields(BaseModel):
     train_mode: str = _algorithm(
         "grpo",
         "Mode",
-        choices=[
-            ("grpo", "GRPO", "Learns from reward functions, no labelled answers to imitate."),
-            ("sft", "SFT", "Imitates the answers of a labelled dataset: supervised fine-tuning, no reward functions."),
-            ("distill", "Distillation", "Learns to answer as a larger model does, from its own answers."),
-        ],
+        ("grpo", "GRPO", "Learns from reward functions, no labelled answers to imitate."),
+        ("sft", "SFT", "Imitates the answers of a labelled dataset: supervised fine-tuning, no reward functions."),
+        ("distill", "Distillation", "Learns to answer as a larger model does, from its own answers."),
         used_by=("row_view",),
     )
     """GRPO samples a group of answers for each prompt, scores them with your reward functions, and reinforces the
@@ -51,11 +49,9 @@ class ModelFields(BaseModel):
     teacher_quantization: str = _teacher(
         "none",
         "Teacher quantization",
-        choices=[
-            ("none", "None", "As the teacher comes."),
-            ("4", "4-bit", "A quarter of 16-bit memory; some loss."),
-            ("8", "8-bit", "Half of 16-bit memory; hardly any loss."),
-        ],
+        ("none", "None", "As the teacher comes."),
+        ("4", "4-bit", "A quarter of 16-bit memory; some loss."),
+        ("8", "8-bit", "Half of 16-bit memory; hardly any loss."),
     )
     """Stores the teacher's weights in fewer bits."""
     adapter: str = _model_data("", "Adapter", kind="adapter", used_by=("task",))
@@ -71,11 +67,9 @@ class ModelFields(BaseModel):
     train_type: str = _fine_tune(
         "lora",
         "Fine-tune",
-        choices=[
-            ("lora", "LoRA", "Small matrices beside the frozen weights: little memory, the usual choice."),
-            ("dora", "DoRA", "LoRA that learns the length of weight rows separately: slower, often better."),
-            ("full", "Full", "Every weight. Several times the memory; the model must not be quantised."),
-        ],
+        ("lora", "LoRA", "Small matrices beside the frozen weights: little memory, the usual choice."),
+        ("dora", "DoRA", "LoRA that learns the length of weight rows separately: slower, often better."),
+        ("full", "Full", "Every weight. Several times the memory; the model must not be quantised."),
         used_by=("duration",),
     )
     """Which weights change."""
@@ -100,24 +94,20 @@ class ModelFields(BaseModel):
     quantization: str = _weights(
         "none",
         "Quantization",
-        choices=[
-            ("none", "None", "As the model comes."),
-            ("4", "4-bit", "A quarter of 16-bit memory; some loss."),
-            ("6", "6-bit", ""),
-            ("8", "8-bit", "Half of 16-bit memory; hardly any loss."),
-            ("mxfp4", "MXFP4", "4-bit floating point with shared exponents."),
-        ],
+        ("none", "None", "As the model comes."),
+        ("4", "4-bit", "A quarter of 16-bit memory; some loss."),
+        ("6", "6-bit", ""),
+        ("8", "8-bit", "Half of 16-bit memory; hardly any loss."),
+        ("mxfp4", "MXFP4", "4-bit floating point with shared exponents."),
     )
     """Stores the frozen base weights in fewer bits. Quantisation-aware training (QAT) does not apply to GRPO."""
     dtype: str = _weights(
         "auto",
         "Precision",
-        choices=[
-            ("auto", "Automatic", "As the model comes; 32 bits under full fine-tuning, and on a CPU with the memory."),
-            ("float32", "float32", "Sampling and learning agree exactly. Twice the memory of 16 bits."),
-            ("bfloat16", "bfloat16", "As most models come: a wide range. Full fine-tuning adds 32-bit weights."),
-            ("float16", "float16", "Eight times finer than bfloat16, with a smaller range."),
-        ],
+        ("auto", "Automatic", "As the model comes; 32 bits under full fine-tuning, and on a CPU with the memory."),
+        ("float32", "float32", "Sampling and learning agree exactly. Twice the memory of 16 bits."),
+        ("bfloat16", "bfloat16", "As most models come: a wide range. Full fine-tuning adds 32-bit weights."),
+        ("float16", "float16", "Eight times finer than bfloat16, with a smaller range."),
     )
     """Floating-point type of the computation. Saved weights keep the model's own precision. On a CPU float32 expands
     quantised weights to the same values."""
@@ -182,10 +172,8 @@ class DataFields(BaseModel):
     long_prompts: str = _advanced_prompts(
         "leave_out",
         "Long prompts",
-        choices=[
-            ("leave_out", "Leave out", "The row is skipped and counted."),
-            ("cut_left", "Cut on the left", "Cuts the beginning of the last user message until the prompt fits."),
-        ],
+        ("leave_out", "Leave out", "The row is skipped and counted."),
+        ("cut_left", "Cut on the left", "Cuts the beginning of the last user message until the prompt fits."),
         used_by=("row_view",),
     )
     """What to do with a row whose prompt is too long."""

@@ -61,19 +61,17 @@ class TrainingFields(BaseModel):
     optimizer: str = _learning(
         "adamw",
         "Optimizer",
-        choices=[
-            ("adamw", "AdamW", "Adam with weight decay apart from the gradient: the usual choice."),
-            ("adam", "Adam", ""),
-            ("muon", "Muon", "Orthogonalised momentum for matrices."),
-            ("sgd", "SGD", ""),
-            ("lion", "Lion", "Sign of the momentum; wants a smaller learning rate."),
-            ("adafactor", "Adafactor", "Little memory."),
-            ("rmsprop", "RMSprop", ""),
-            ("adagrad", "Adagrad", ""),
-            ("adadelta", "AdaDelta", ""),
-            ("adamax", "Adamax", ""),
-            (OWN, "Of a program", "An optimizer that a program passes to backend.train.", True),
-        ],
+        ("adamw", "AdamW", "Adam with weight decay apart from the gradient: the usual choice."),
+        ("adam", "Adam", ""),
+        ("muon", "Muon", "Orthogonalised momentum for matrices."),
+        ("sgd", "SGD", ""),
+        ("lion", "Lion", "Sign of the momentum; wants a smaller learning rate."),
+        ("adafactor", "Adafactor", "Little memory."),
+        ("rmsprop", "RMSprop", ""),
+        ("adagrad", "Adagrad", ""),
+        ("adadelta", "AdaDelta", ""),
+        ("adamax", "Adamax", ""),
+        (OWN, "Of a program", "An optimizer that a program passes to backend.train.", True),
     )
     """Turns gradients into updates."""
     own_optimizer: str = _advanced_learning("", "Optimizer of the program", when=("optimizer", (OWN,)))
@@ -81,10 +79,8 @@ class TrainingFields(BaseModel):
     optimizer_bits: str = _advanced_learning(
         "32",
         "Optimizer state",
-        choices=[
-            ("32", "32-bit", "Exact. AdamW remembers twice the size of the weights that learn."),
-            ("8", "8-bit", "A quarter of the memory, rounded per block. Matters under full fine-tuning."),
-        ],
+        ("32", "32-bit", "Exact. AdamW remembers twice the size of the weights that learn."),
+        ("8", "8-bit", "A quarter of the memory, rounded per block. Matters under full fine-tuning."),
         when=("optimizer", EIGHT_BIT),
     )
     """Precision of the optimizer's state."""
@@ -108,19 +104,17 @@ class TrainingFields(BaseModel):
     lr_schedule: str = _learning(
         "constant",
         "LR Schedule",
-        choices=[
-            ("constant", "Constant", "The same rate throughout; warms up only with a warm-up ratio."),
-            ("constant_with_warmup", "Constant with warm-up", "Warms up, then stays."),
-            ("cosine", "Cosine decay", "Warms up, then falls along a cosine to the final rate."),
-            ("linear", "Linear", "Warms up, then falls along a line to the final rate."),
-            ("cosine_with_restarts", "Cosine with restarts", "Several cosines, each from the full rate."),
-            ("polynomial", "Polynomial", "As Linear, raised to a power."),
-            ("exponential", "Exponential", "Falls by the same factor at every update."),
-            ("step", "Step", "Falls by equal factors at equal distances."),
-            ("inverse_sqrt", "Inverse square root", "Falls as one over the root of the updates."),
-            ("warmup_stable_decay", "Warm-up, stable, decay", "Warms up, stays, then falls along a cosine."),
-            (OWN, "Of a program", "A function of the update that a program passes to backend.train.", True),
-        ],
+        ("constant", "Constant", "The same rate throughout; warms up only with a warm-up ratio."),
+        ("constant_with_warmup", "Constant with warm-up", "Warms up, then stays."),
+        ("cosine", "Cosine decay", "Warms up, then falls along a cosine to the final rate."),
+        ("linear", "Linear", "Warms up, then falls along a line to the final rate."),
+        ("cosine_with_restarts", "Cosine with restarts", "Several cosines, each from the full rate."),
+        ("polynomial", "Polynomial", "As Linear, raised to a power."),
+        ("exponential", "Exponential", "Falls by the same factor at every update."),
+        ("step", "Step", "Falls by equal factors at equal distances."),
+        ("inverse_sqrt", "Inverse square root", "Falls as one over the root of the updates."),
+        ("warmup_stable_decay", "Warm-up, stable, decay", "Warms up, stays, then falls along a cosine."),
+        (OWN, "Of a program", "A function of the update that a program passes to backend.train.", True),
     )
     """How the learning rate changes over the run."""
     own_schedule: str = _advanced_learning("", "Schedule of the program", when=("lr_schedule", (OWN,)))
@@ -145,10 +139,8 @@ class TrainingFields(BaseModel):
     sft_targets: str = _supervised(
         "dataset",
         "Imitates",
-        choices=[
-            ("dataset", "Dataset", "The completion or messages of each row."),
-            ("best_of_n", "Best of its own", "The best of Group sampled completions, where it beats their mean."),
-        ],
+        ("dataset", "Dataset", "The completion or messages of each row."),
+        ("best_of_n", "Best of its own", "The best of Group sampled completions, where it beats their mean."),
         used_by=("row_view",),
     )
     """What supervised steps learn to write: the dataset's answers, or the model's own best ones (rejection sampling),
@@ -206,11 +198,9 @@ class TrainingFields(BaseModel):
     device: str = _advanced_memory(
         "auto",
         "Device",
-        choices=[
-            ("auto", "Automatic", "The GPU where MLX has one, else the CPU."),
-            ("gpu", "GPU", "Refused where MLX has none."),
-            ("cpu", "CPU", "Much slower on a Mac; leaves its GPU free."),
-        ],
+        ("auto", "Automatic", "The GPU where MLX has one, else the CPU."),
+        ("gpu", "GPU", "Refused where MLX has none."),
+        ("cpu", "CPU", "Much slower on a Mac; leaves its GPU free."),
         used_by=("duration",),
     )
     """Where the run computes."""
@@ -250,31 +240,25 @@ class TrainingFields(BaseModel):
     distributed_backend: str = _machines(
         "auto",
         "Connection",
-        choices=[
-            ("auto", "Automatic", "JACCL for RDMA devices, NCCL on CUDA, the ring for two ranks, MPI for more."),
-            ("ring", "Ring", "Over TCP. With three or more ranks it can stall; the run then ends and can be resumed."),
-            ("mpi", "MPI", "Over TCP, with Open MPI installed on every machine."),
-            ("jaccl", "JACCL", "RDMA over Thunderbolt 5, macOS 26.2 or later."),
-            ("nccl", "NCCL", "Between CUDA GPUs."),
-        ],
+        ("auto", "Automatic", "JACCL for RDMA devices, NCCL on CUDA, the ring for two ranks, MPI for more."),
+        ("ring", "Ring", "Over TCP. With three or more ranks it can stall; the run then ends and can be resumed."),
+        ("mpi", "MPI", "Over TCP, with Open MPI installed on every machine."),
+        ("jaccl", "JACCL", "RDMA over Thunderbolt 5, macOS 26.2 or later."),
+        ("nccl", "NCCL", "Between CUDA GPUs."),
     )
     """How the machines exchange gradients."""
     on_lost_rank: str = _machines(
         "stop",
         "When a machine is lost",
-        choices=[
-            ("stop", "Save and end", "Saves the last finished step; resume with or without the machine."),
-            ("go_on", "Go on without it", "Restarts on the other machines from the last finished step."),
-        ],
+        ("stop", "Save and end", "Saves the last finished step; resume with or without the machine."),
+        ("go_on", "Go on without it", "Restarts on the other machines from the last finished step."),
     )
     """What to do when a machine or its process stops answering."""
     parallelism: str = _machines(
         "data",
         "Parallelism",
-        choices=[
-            ("data", "Prompts", "Every machine has the whole model and takes some of the prompts. The fastest."),
-            ("tensor", "Tensors", "Splits each layer, for a model too large for one machine. LoRA, fast links only."),
-            ("pipeline", "Layers", "Splits the layers among machines. Cannot be trained with mlx.", True),
-        ],
+        ("data", "Prompts", "Every machine has the whole model and takes some of the prompts. The fastest."),
+        ("tensor", "Tensors", "Splits each layer, for a model too large for one machine. LoRA, fast links only."),
+        ("pipeline", "Layers", "Splits the layers among machines. Cannot be trained with mlx.", True),
     )
     """What is divided among the machines."""
