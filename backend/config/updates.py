@@ -25,17 +25,10 @@ def warmup_updates(config: Any, updates: int) -> int:
 
 
 def without_program_faults(config: Any) -> list[ConfigProblem]:
-    objects = {"optimizer": ("The optimizer", "optimizer")}
-    objects["lr_schedule"] = ("The learning rate", "optimizer" if config.optimizer == OWN else "schedule")
-    return [
-        ConfigProblem(
-            key,
-            f"{what} is an object of the program that called train(): train there, or continue with "
-            f"backend.resume(run, {argument}=…).",
-        )
-        for key, (what, argument) in objects.items()
-        if getattr(config, key) == OWN
-    ]
+    again = f"backend.resume(run, {'optimizer' if config.optimizer == OWN else 'schedule'}=…)"
+    there = f"is an object of the program that called train(): train there, or continue with {again}."
+    objects = {"optimizer": "The optimizer", "lr_schedule": "The learning rate"}
+    return [ConfigProblem(key, f"{what} {there}") for key, what in objects.items() if getattr(config, key) == OWN]
 
 
 def require_no_program(config: Any) -> None:

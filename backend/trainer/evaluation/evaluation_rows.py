@@ -196,11 +196,14 @@ class Evaluation(_Part):
             return f"No completion of {where} has a reward: every function returned None."
         change = first.difference.reward
         sentence = f"The mean reward on {where} went from {number_text(before.value)} to {number_text(after.value)}"
-        if change.low is None or change.value is None:
+        if change.low is None or change.high is None or change.value is None:
             return f"{sentence}."
         if not change.excludes_zero:
             return f"{sentence}: a difference of {_number(change)}, which may be chance."
-        return f"{sentence}: {'better' if change.value > 0 else 'worse'} by {_number(change, absolute=True)}."
+        if change.value > 0:
+            return f"{sentence}: better by {_number(change)}."
+        fall = MeanWithInterval(value=-change.value, low=-change.high, high=-change.low)
+        return f"{sentence}: worse by {_number(fall)}."
 
 
 RowSides = dict[SideName, list[CompletionRow]]
@@ -291,10 +294,8 @@ def number_text(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}".replace("-", "−")
 
 
-def _number(estimate: MeanWithInterval, *, absolute: bool = False) -> str:
-    value, low, high = estimate.value, estimate.low, estimate.high
-    if absolute and value is not None and value < 0:
-        value, low, high = -value, None if high is None else -high, None if low is None else -low
-    if low is None:
-        return number_text(value)
-    return f"{number_text(value)} ({CONFIDENCE * 100:g} % interval {number_text(low)} to {number_text(high)})"
+def _number(mean: MeanWithInterval) -> str:
+    value = number_text(mean.value)
+    if mean.low is None:
+        return value
+    return f"{value} ({CONFIDENCE * 100:g} % interval {number_text(mean.low)} to {number_text(mean.high)})"
