@@ -1,6 +1,7 @@
 """Checks of the names of models and datasets (a folder, a file, or an id on Hugging Face) and of the tools file. Sends
 no request."""
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from backend.config.config import Config
 from backend.rewards.catalogue import parse_reward_file
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import exists, is_file, is_folder, user_path
+from backend.utils.files import exists, is_file, is_folder, reason, user_path
 from backend.utils.hub_cache import split_revision
 from backend.utils.text import quote, shown_path
 
@@ -52,6 +53,12 @@ def check_reference(name: str, setting: str = "reference_model_path") -> None:
 def check_data(name: str, setting: str = "data") -> None:
     """Raises UserError if `name` is neither a file of a known type, nor a folder, nor a possible id."""
     path = user_path(name, setting)
+    try:
+        os.stat(f"{path}/.")  # the dot asks for the right to look into a folder
+    except PermissionError as error:
+        raise UserError(setting, f"{quote(path)} cannot be read: {reason(error)}.") from None
+    except OSError:
+        pass
     if is_folder(path):
         return
     if is_file(path):

@@ -435,7 +435,7 @@ def hold_out(splits: Splits, config: DatasetSettings) -> Splits:
         raise UserError("validation_split", f"Holding out {count} of {len(rows)} rows leaves none to train on.")
     held_out = _drawn(len(rows), count, f"hold-out {data_seed(config)}")
     is_held_out = set(held_out)
-    kept = [i for i in range(len(rows)) if i not in is_held_out]
+    kept = (i for i in range(len(rows)) if i not in is_held_out)
     if isinstance(rows, LazyRows):
         splits.valid, splits.train = PickedRows(rows, held_out), PickedRows(rows, kept)
     else:

@@ -1,8 +1,10 @@
 """Rows are read from every kind of file, from folders and from the Hub; errors are one sentence."""
 
 import csv
+import errno
 import gzip
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -98,6 +100,22 @@ def test_a_path_is_never_looked_up_on_the_hub(name: str) -> None:
     assert mistake(read_splits, settings(name)) == ("data", f"There is no file or folder {name}.")
 
 
+@cases("name", ["locked", "locked/a.jsonl"])
+def test_a_folder_that_must_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Not “has none of train.jsonl”, nor “there is no file”. Root may read all, so that the system is a stand-in."""
+    write(tmp_path / "locked" / "train.jsonl", ROWS)
+    look = os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        if "locked/" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    _, sentence = mistake(read_splits, settings(tmp_path / name))
+    assert sentence.endswith(f"{name} cannot be read: Permission denied.")
+
+
 def test_the_held_out_share_is_the_same_every_time(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": str(n), "answer": ""} for n in range(50)])
     first, again, other_seed = (read_splits(settings(path, validation_split=0.1, seed=seed)) for seed in (1, 1, 2))
@@ -124,6 +142,7 @@ MIXED = Repo(SUMS.files | {"test.jsonl": b'{"question": "?"}'})
 PACKED = Repo({"train.jsonl.gz": gzip.compress(SUMS.files["train.jsonl"])})
 ASK_THE_HUB = """
 import json
+import os
 from backend.data.rows import read_splits
 from backend.config.config import parse
 from backend.utils.errors import UserError
