@@ -127,7 +127,11 @@ class DatasetPage(QWidget):
         self.try_button = button("Try rewards", self.try_rewards)
         tip = "The traceback of the map function"
         self.details = button("Details", lambda: show_details(UserError(dataset.faults).traceback, self), tip=tip)
-        self.allow_button = button("Allow the map function…", self.allow_map_function, tip=ALLOW)
+        self.allow_button = button(
+            "Allow the map function…",
+            lambda: session.consent.obtain(self._map_settings()) and dataset.refresh(again=True),
+            tip=ALLOW,
+        )
         parts = self.parts = QSplitter(Qt.Orientation.Horizontal, body, childrenCollapsible=False, handleWidth=12)
         self.detail = RowDetail(dataset, parts)
         buttons = (self.details, self.allow_button, self.try_button)
@@ -268,10 +272,6 @@ class DatasetPage(QWidget):
         self.session.page_requested.emit("rewards")
         rows = [self.model.numbers[place] + 1 for part in self.table.selected_ranges() for place in part]
         self.session.reward_rows_requested.emit(rows)
-
-    def allow_map_function(self) -> None:
-        if self.session.consent.obtain(self._map_settings()):
-            self.dataset.refresh(again=True)
 
     def _map_settings(self) -> dict[str, Any]:
         # The preview runs the file in a confined process whatever the run's settings are.

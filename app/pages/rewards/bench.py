@@ -169,7 +169,10 @@ class BenchResults(QWidget):
         no_bar, edit = Qt.ScrollBarPolicy.ScrollBarAlwaysOff, QAbstractItemView.EditTrigger
         edits = edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed
         board = self.board = BaseTable(model=self.functions, name="Reward functions and their scores")
-        configure(board, editTriggers=edits, horizontalScrollBarPolicy=no_bar, activated=self._edit_weight)
+        configure(board, editTriggers=edits, horizontalScrollBarPolicy=no_bar)
+        board.activated.connect(  # Return in the editor reaches the table too
+            lambda at: board.state() != BaseTable.State.EditingState and board.edit(at.siblingAtColumn(WEIGHT))
+        )
         board.setItemDelegateForColumn(SCORES, CellDelegate(HISTOGRAM_ROLE, draw_histogram, board))
         board.setItemDelegateForColumn(WEIGHT, WeightDelegate(board, is_framed=True))
         self.functions.modelReset.connect(lambda: board.fit_rows(MOST_ROWS))
@@ -186,10 +189,6 @@ class BenchResults(QWidget):
     def _show_error(self, index: QModelIndex) -> None:
         if error := self.functions.rows[index.row()]["error"]:
             self.error_requested.emit(error)
-
-    def _edit_weight(self, index: QModelIndex) -> None:
-        if self.board.state() != BaseTable.State.EditingState:  # Return in the editor reaches the table too
-            self.board.edit(index.siblingAtColumn(WEIGHT))
 
     def show_verdict(self, bench: RewardBench, refusal: str = "") -> None:
         if bench.failed:

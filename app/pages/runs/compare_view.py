@@ -147,15 +147,10 @@ class RunLegend(QWidget):
         self.chips = [RunChip(name) for name in names]
         for chip in self.chips:
             chip.setChecked(chip.run.name not in hidden)
-            chip.toggled.connect(self._on_toggled)
+            # All of them again instead of none: charts without curves would be empty.
+            chip.toggled.connect(lambda: self.shown_changed.emit() if self.shown() else self.solo(""))
             chip.solo_requested.connect(partial(self.solo, chip.run.name))
             self._flow.addWidget(chip)
-
-    def _on_toggled(self) -> None:
-        if self.shown():
-            self.shown_changed.emit()
-        else:  # charts without curves would be empty
-            self.solo("")
 
     def solo(self, name: str) -> None:
         """Show this run alone; all runs for ""."""

@@ -165,9 +165,9 @@ class Form(TabArea):
         corner = part.mapTo(self.page, QPoint())
         return corner.y(), corner.x()
 
-    def _focus(self, part: QWidget) -> None:
-        (part.control if isinstance(part, Field) else part).setFocus(Qt.FocusReason.ShortcutFocusReason)
-        self.scroll_to(part)
+    def _focus(self, field: Field) -> None:
+        field.control.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.scroll_to(field)
 
     def follow_focus(self) -> None:
         super().follow_focus()
