@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.state.memory import GB, MemoryParts, memory_parts_of
-from app.state.messages import problems_to
+from app.state.messages import Offer, problems_to
 from app.state.processes import start_detached
 from app.state.run_files import live_run
 from app.state.run_summary import count_text
@@ -70,7 +71,7 @@ class RunStarter:
     def resume(self, folder: RunFolder, *options: str) -> None:
         session = self._session
         session.messages.withdraw(START)
-        if not folder.is_remote and self.is_busy():
+        if not folder.is_remote and self.is_busy(Offer("Add to the queue", partial(self.queue_existing, folder))):
             return
         with problems_to(self._say):
             if not self._may_continue(folder, contacts_hosts="--hosts" not in options):  # the user has chosen those
@@ -104,22 +105,24 @@ class RunStarter:
         longest = counts.longest if counts is not None and counts.lengths else None
         return memory_parts_of(settings, longest, has_images=not {"image", "images"}.isdisjoint(columns))
 
-    def _say(self, text: str, holds: Callable[[], bool] | None = None) -> None:
-        self._session.messages.say(text, START, holds)
+    def _say(self, text: str, holds: Callable[[], bool] | None = None, offer: Offer | None = None) -> None:
+        self._session.messages.say(text, START, holds, offer)
 
     def _say_of_form(self, text: str) -> None:
         self._say(text, self._session.while_form_stays())
 
-    def is_busy(self) -> bool:
-        """A run or a sweep trains here already, whoever started it; the window says so."""
+    def is_busy(self, offer: Offer | None = None) -> bool:
+        """A run or a sweep trains here already, whoever started it; the window says so, with the offer."""
         session, advice = self._session, "first, or let it finish; a run can wait in the queue."
         if session.is_training:
-            self._say(f"One run at a time: stop the present run {advice}", lambda: session.is_training)
+            self._say(f"One run at a time: stop the present run {advice}", lambda: session.is_training, offer)
             return True
         other = next(filter(SweepFolder.is_locked, all_sweeps()), None) or live_run()
         if other is not None:
             name = f"The sweep {other.name}" if isinstance(other, SweepFolder) else name_of(other)
-            session.message.emit(f"{name} is training: stop it {advice}")  # nothing says when that has ended
+            session.messages.say(
+                f"{name} is training: stop it {advice}", offer=offer
+            )  # nothing says when that has ended
         return other is not None
 
     def _is_ready(self) -> bool:

@@ -117,21 +117,22 @@ def test_edits_of_the_file_are_lost_only_if_the_user_says_so(
     assert page.panel.file == user_file and other.read_text() == MINE
 
 
-def test_no_finding_is_cut(page: RewardsPage) -> None:
+def test_no_finding_is_cut(qtbot, page: RewardsPage) -> None:
     """However many there are: they scroll, and leave room for the tables."""
     verdict = page.results.verdict
     sentence = "Within each of the 4 prompts all completions score the same, so nothing would be learned from them."
     verdict.show_findings([{"level": "warning", "sentence": sentence, "advice": sentence}] * 9)
     verdict.more.click()
+
+    def is_whole() -> bool:
+        texts = [each for each in verdict.findChildren(QLabel) if each.text() == sentence]
+        return len(texts) == 18 and all(each.height() >= each.heightForWidth(each.width()) for each in texts)
+
     for width in (1080, 860):
         page.resize(width, 600)
-        QTest.qWait(20)
-        texts = [each for each in verdict.findChildren(QLabel) if each.text() == sentence]
-        assert len(texts) == 18 and all(each.height() >= each.heightForWidth(each.width()) for each in texts)
-        assert verdict.height() < page.height() / 2
+        qtbot.waitUntil(lambda: verdict.width() < page.width() and is_whole() and verdict.height() < page.height() / 2)
     verdict.show_findings(verdict.findings[:1])
-    QTest.qWait(20)
-    assert verdict.height() < 100
+    qtbot.waitUntil(lambda: verdict.height() < 100)
 
 
 def test_sample_and_score(qtbot, page: RewardsPage, tmp_path: Path) -> None:

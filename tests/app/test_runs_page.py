@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from app.pages.runs.run_actions import CloneDialog, FreeSpaceDialog
 from app.pages.runs.run_table import ColumnDialog
 from app.pages.runs.runs_page import RunsPage
+from app.state.processes import ProcessOutcome
 from app.state.run_list import CACHE, RunList
 from app.state.session import Session
 from backend.__main__ import app
@@ -142,6 +143,8 @@ def test_resuming_starts_the_trainer_and_shows_the_run(qtbot, page: RunsPage, ar
     page.table.choose(archive / "crashed")
     page.buttons["resume"].click()
     assert len(started) == 1 and told[-1].startswith("One run at a time")
+    page.session.messages.current.offer.take()
+    assert [run.name for run in page.session.queue.waiting] == ["crashed"]
 
 
 def test_columns(qtbot, page: RunsPage) -> None:
@@ -405,6 +408,11 @@ def test_a_wrong_value_is_told_at_its_field_and_nothing_can_be_made(dialog: Clon
     assert dialog.create_button.isEnabled()
     dialog.name.setText("sums")
     assert dialog.outcome.text() == "A run of this name exists." and not dialog.create_button.isEnabled()
+
+
+def test_everything_that_the_verb_refuses_is_shown(dialog: CloneDialog) -> None:
+    dialog.on_end(ProcessOutcome(False, "optimizer: It cannot.", "rank: It stays.\noptimizer: It cannot."))
+    assert dialog.outcome.text() == "It stays. It cannot."
 
 
 def test_the_page_opens_the_clone_and_starts_it(qtbot, run: RunFolder, tmp_path: Path, session, started) -> None:

@@ -314,5 +314,7 @@ class CloneDialog(VerbDialog):
             self.cloned.emit(Path(outcome.sentence), self.at_once.isChecked())
             self.close()
             return
-        show_text(self.outcome, outcome.problem)
+        pairs = (line.partition(": ") for line in outcome.output.splitlines())
+        refused = [sentence for key, _, sentence in pairs if key in SETTINGS]
+        show_text(self.outcome, " ".join(refused) or outcome.problem)
         self.create_button.setEnabled(True)

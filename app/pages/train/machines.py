@@ -62,7 +62,10 @@ class MachineModel(RowsModel):
 
     def refresh(self) -> None:
         ranks = range(len(self._machines.hosts))
-        self.repaint() if len(ranks) == len(self.rows) else self.set_rows(ranks)  # an open editor stays open
+        if len(ranks) != len(self.rows):
+            self.set_rows(ranks)
+        else:  # an open editor stays open
+            self.repaint()
 
     def _facts(self, rank: int) -> MachineFacts | None:
         checked = self._machines.machine(rank)
