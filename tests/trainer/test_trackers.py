@@ -276,7 +276,9 @@ def test_wandb_offline_is_written_again_and_online_is_one_run(made_up: MadeUpRun
     track(made_up.folder, "wandb", say=print)
     assert [step for step, _ in wandb.logged] == [1, 2, 1, 2]
     assert len([*Path(wandb.inits[0]["dir"]).glob("wandb/offline-*")]) == 1, "the first was deleted"
-    track(made_up.folder, "wandb", may_upload=True, say=print)
+    link = made_up.folder.path.with_name("link")
+    link.symlink_to(made_up.folder.path)
+    track(RunFolder(link), "wandb", may_upload=True, say=print)
     assert len({init["id"] for init in wandb.inits}) == 1
     assert [init["resume"] for init in wandb.inits] == [None, None, "allow"]
 

@@ -308,7 +308,8 @@ class WandbRun(Tracker):
         is_online = about.may_upload or os.environ.get("WANDB_MODE") == "online"
         # Not kept in the folder: one that came from elsewhere could name any run of the user's. A new run at the same
         # place is another one.
-        id = hashlib.sha256(f"{about.folder.path} {about.folder.config.stat().st_mtime_ns}".encode()).hexdigest()[:16]
+        place = f"{about.folder.path.resolve()} {about.folder.config.stat().st_mtime_ns}"
+        id = hashlib.sha256(place.encode()).hexdigest()[:16]
         files = preferences_folder() / "wandb" / id
         if not is_online:
             shutil.rmtree(files, ignore_errors=True)
