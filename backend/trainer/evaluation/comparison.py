@@ -215,9 +215,7 @@ def evaluate_model(
         versions=versions(),
         subject=Subject(
             model=config.model,
-            run=run.name if run is not None else None,
-            step=saved.state.step if saved is not None else None,
-            train_type=config.train_type if run is not None else None,
+            **{} if run is None else {"run": run.name, "step": evaluated.step, "train_type": config.train_type},
             config_sha256=hashlib.sha256(dump(evaluated.config).encode()).hexdigest(),
         ),
         data=Data(
