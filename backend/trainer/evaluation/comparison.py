@@ -141,10 +141,7 @@ def find_evaluated(name: str, config: Config | None, runs_dir: Path | None = Non
 
 
 def evaluate_model(
-    evaluated: EvaluatedModel,
-    choices: EvaluationChoices,
-    name: str,
-    report: Report = lambda phase, done, left_s: None,
+    evaluated: EvaluatedModel, choices: EvaluationChoices, name: str, report: Report = lambda phase, done, left_s: None
 ) -> tuple[Evaluation, list[EvaluatedRow]]:
     """Run an evaluation; nothing is written. Raises UserError."""
     began, created, notes = time.perf_counter(), time.time(), list[str]()

@@ -23,14 +23,7 @@ from backend.judges.model_reward import loaded_models
 from backend.models.architectures import ALL_LINEAR, is_named
 from backend.runs.saved_weights import WeightChoice
 from backend.sampling.row_costs import row_costs
-from backend.trainer.memory.model_shape import (
-    DTYPE_BYTES,
-    Linear,
-    ModelShape,
-    is_usual,
-    packed_width,
-    shape_of,
-)
+from backend.trainer.memory.model_shape import DTYPE_BYTES, Linear, ModelShape, is_usual, packed_width, shape_of
 from backend.utils.hub_cache import local_folder
 from backend.utils.machine import chip, has_gpu
 
