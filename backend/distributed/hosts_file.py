@@ -57,11 +57,13 @@ def _is_ipv4(text: str) -> bool:
 
 
 def _device(value: Any) -> str | tuple[str, ...] | None:
-    names: Any = [value] if isinstance(value, str) else () if value is None else value
+    if value is None:
+        return None
+    names: Any = [value] if isinstance(value, str) else value
     is_list = isinstance(names, list | tuple)
     if not is_list or not all(isinstance(name, str) and _DEVICE.fullmatch(name) for name in names):
         raise ValueError(f"must be a device such as rdma_en2, not {quote(value, 40)}")
-    return tuple(value) if isinstance(value, list) else value
+    return value if isinstance(value, str) else tuple(names)
 
 
 def _variable(value: str) -> str:
