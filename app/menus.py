@@ -61,7 +61,7 @@ class Entry:
 
 
 QUEUE_TIP = "Train what the form says when its turn comes"
-MENUS: dict[str, tuple[Entry | None, ...]] = {
+MENUS: dict[str, tuple[Entry | None, ...]] = {  # none is a separator
     "File": (
         Entry("new", "New", STANDARD.New, "files.new"),
         Entry("open", "Open config…", STANDARD.Open, "files.open"),
@@ -161,7 +161,6 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         Entry("about", "About GRPO Studio", "Ctrl+Alt+I", "help.show_about"),
     ),
 }
-"""None is a separator."""
 RUN_ACTIONS = ("run", "pause", "stop", "save_now")
 THEMES = {"system": ("System", "Ctrl+Alt+0"), "light": ("Light", "Ctrl+Alt+1"), "dark": ("Dark", "Ctrl+Alt+2")}
 

@@ -51,7 +51,7 @@ TOKENIZER_CONFIG = {
     "model_max_length": 512,
 }
 LAYERS, HIDDEN, HEADS = 4, 128, 4
-CONFIG: dict[str, Any] = {
+CONFIG: dict[str, Any] = {  # the vocabulary size is rounded up to 32; ids above the last token are not used
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "hidden_size": HIDDEN,
@@ -69,7 +69,6 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": VOCABULARY.index(END),
     "pad_token_id": VOCABULARY.index(PAD),
 }
-"""The vocabulary size is rounded up to 32; ids above the last token are not used."""
 NUMBERS = range(10, 100)
 TEST_ROWS, VALID_ROWS, TRAIN_PAIRS = 256, 128, 1280
 STEPS, ROWS = 400, 64

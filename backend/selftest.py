@@ -51,7 +51,7 @@ def selftest_length(completions, **kwargs):
     """Characters of each completion."""
     return [float(len(text)) for text in completions]
 '''
-TWO_STEPS: dict[str, Any] = {
+TWO_STEPS: dict[str, Any] = {  # changes to the demo's settings for a short run
     "iters": 2,
     "batch_size": 2,
     "steps_per_eval": 0,
@@ -59,7 +59,6 @@ TWO_STEPS: dict[str, Any] = {
     "fuse": False,
     "report_to": ["none"],
 }
-"""Changes to the demo's settings for a short run."""
 
 
 class CheckFailed(Exception):

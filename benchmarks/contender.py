@@ -22,8 +22,7 @@ from benchmarks.workloads import Case
 Contender = Callable[[Case, Path, Stopwatch], None]
 """Loads the case's model, then runs one step for each request that the stopwatch receives, until stdin ends."""
 
-RANK, SCALE, RATE = 8, 20.0, 1e-6
-"""Rank and scale of the LoRA adapters, and the optimizer's learning rate."""
+RANK, SCALE, RATE = 8, 20.0, 1e-6  # rank and scale of the LoRA adapters, and the optimizer's learning rate
 
 
 IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|video_pad|>", "<|image_pad|>")

@@ -19,9 +19,8 @@ from backend.utils.command import backend_command, backend_environment
 from backend.utils.places import demo_config, project_root
 from benchmarks import random_model
 
-HELD_OUT = 256
-"""Prompts of the demo's test split: all of them."""
-ADAPTERS = {
+HELD_OUT = 256  # prompts of the demo's test split: all of them
+ADAPTERS = {  # with these the demo learns as much by adapters as it does by full fine-tuning
     "learning_rate": 1e-3,
     "lr_warmup_init": 1e-4,
     "lr_final": 1e-4,
@@ -30,7 +29,6 @@ ADAPTERS = {
     "scale": 2.0,
     "fuse": False,
 }
-"""With these the demo learns as much by adapters as it does by full fine-tuning."""
 KINDS: dict[str, dict[str, Any]] = {
     "LoRA": ADAPTERS | {"train_type": "lora"},
     "DoRA": ADAPTERS | {"train_type": "dora"},

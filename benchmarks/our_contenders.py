@@ -17,8 +17,7 @@ from benchmarks.contender import RANK, RATE, SCALE, Contender, picture, prompt_i
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import Case
 
-MANY = 10**6
-"""Updates that the learning rate schedule expects: more than any benchmark takes."""
+MANY = 10**6  # updates that the learning rate schedule expects: more than any benchmark takes
 
 
 def contender(name: str) -> Contender:

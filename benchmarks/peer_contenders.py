@@ -18,8 +18,7 @@ from benchmarks.contender import RANK, RATE, SCALE, Contender, picture, prompt_i
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import Case
 
-FOREVER = 10**9
-"""Steps of a run that ends when stdin does, and the interval of what should not happen."""
+FOREVER = 10**9  # steps of a run that ends when stdin does, and the interval of what should not happen
 
 MANY = 200  # steps whose prompts unsloth-zoo encodes before the first: more than any benchmark takes
 

@@ -21,11 +21,10 @@ PEERS = {
     "mlx-tune": "0.6.0",
 }
 
-NEEDED = (
+NEEDED = (  # what mlx-lm and the peers' GRPO import; torch and packages for speech and vision are not among it
     *("mlx", "mlx-lm", "transformers", "tokenizers", "numpy", "datasets", "tqdm", "protobuf", "pyyaml", "jinja2"),
     *("pillow", "requests"),
 )
-"""What mlx-lm and the peers' GRPO import; torch and packages for speech and vision are not among it."""
 
 
 def folder() -> Path:

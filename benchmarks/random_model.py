@@ -17,10 +17,8 @@ from benchmarks.contender import IMAGE_TOKENS, PICTURES
 from benchmarks.workloads import Case
 
 PAD, END = 0, 1
-SHARED_LENGTH = 4.0
-"""Length of the component that all embeddings share; their random part has about 0.3."""
-NEVER = 1e-20
-"""Probability of the end token where completions are to have full length."""
+SHARED_LENGTH = 4.0  # length of the component that all embeddings share; their random part has about 0.3
+NEVER = 1e-20  # probability of the end token where completions are to have full length
 
 
 def model_folder(case: Case, within: Path) -> Path:

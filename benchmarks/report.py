@@ -149,5 +149,4 @@ SECTIONS: dict[str, Callable[[list[dict[str, Any]]], list[TextTable]]] = {
 }
 """Section → its tables from the measurements in their JSON form."""
 
-DOCUMENTED = ("against", "ablation", "start")
-"""The sections of docs/performance.md."""
+DOCUMENTED = ("against", "ablation", "start")  # the sections of docs/performance.md

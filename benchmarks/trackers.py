@@ -26,8 +26,7 @@ from backend.utils.command import backend_command, backend_environment
 from backend.utils.places import demo_config
 
 NOTHING = "none"
-MOST_WAIT_S = 300.0
-"""How long a tracker may go on after its run; the next run begins once it has ended."""
+MOST_WAIT_S = 300.0  # how long a tracker may go on after its run; the next run begins once it has ended
 
 
 @dataclass(frozen=True, slots=True)

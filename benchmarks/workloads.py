@@ -9,8 +9,7 @@ PEERS = (
     *("mlx-lm-lora", "mlx-lm-lora, all rows", "mlx-vlm", "mlx-tune"),
 )
 
-BEST = "the best peer"
-"""As a bar's opponent: of all peers the one with the least of the bar's measure."""
+BEST = "the best peer"  # as a bar's opponent: of all peers the one with the least of the bar's measure
 
 Work = Literal["step", "rollout", "train", "decode"]
 """A whole step; its rollout alone; its training alone, on random completions; or single decoding steps."""
@@ -76,7 +75,7 @@ class Match:
 STEP, TOKEN, LEARNING_PEAK = "step_s", "token_s", "peak_train"
 UNSHARED = "ours, without prompt sharing"
 
-MATCHES = (
+MATCHES = (  # the cases with bars; the section `against` runs them
     Match(Case("1 × G8 × 128"), ("ours", *PEERS), (Bar(BEST, STEP, 0.45), Bar(BEST, LEARNING_PEAK, 1.1))),
     Match(
         Case("1 × G8 × 256", completion=256), ("ours", *PEERS), (Bar(BEST, STEP, 0.45), Bar(BEST, LEARNING_PEAK, 1.0))
@@ -117,20 +116,17 @@ MATCHES = (
         (Bar("matrix products alone", "decode_s", 3.5, stretch=True),),
     ),
 )
-"""The cases with bars; the section `against` runs them."""
 
-SMALL = (
+SMALL = (  # what `make bench` measures, ours alone
     Case("1 × G8 × 128"),
     Case("4 × G8 × 128", prompts=4),
     Case("4 × G8 × ≤128, natural ends, top-p 0.95", prompts=4, natural=True, top_p=0.95),
     Case("1 × G8 × 128, V 32k", vocab=32_768),
 )
-"""What `make bench` measures, ours alone."""
 
-ROWS = tuple(
+ROWS = tuple(  # the cost of a sample by batch size of decoding
     Case(f"{rows} rows", "rollout", prompts=rows // 8, completion=64) for rows in (8, 16, 32, 64, 128, 256, 512)
 )
-"""The cost of a sample by batch size of decoding."""
 
 MIDDLE = Case("middle", prompts=2, completion=64)
 AXES: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -141,14 +137,12 @@ AXES: dict[str, tuple[str, tuple[int, ...]]] = {
     "depth": ("layers", (2, 4, 8)),
     "prompt length": ("prompt", (16, 64, 256, 512)),
 }
-SWEEPS = {
+SWEEPS = {  # one size varied at a time around a middling step
     axis: tuple(replace(MIDDLE, name=f"{axis} {size}", **{field: size}) for size in sizes)
     for axis, (field, sizes) in AXES.items()
 }
-"""One size varied at a time around a middling step."""
 
-ABLATED = (
+ABLATED = (  # steps on which techniques are switched off
     Case("4 × G8 × ≤128, natural ends", prompts=4, natural=True),
     Case("1 × G8 × 128, prompt 256, V 32k", prompt=256, vocab=32_768),
 )
-"""Steps on which techniques are switched off."""

@@ -70,14 +70,12 @@ NEVER = (
     *("pandas.tests", "numpy.tests", "numpy.f2py", "numpy.testing.tests", "mlx_lm.examples"),
 )
 
-ENGINE = (
+ENGINE = (  # what the window must never load, and so its executable does not contain
     *("datasets", "huggingface_hub", "math_verify", "mlx", "mlx_lm", "pandas", "pyarrow", "regex", "rich", "sympy"),
     *("tokenizers", "transformers", "typer", "PIL", "keyring"),
 )
-"""What the window must never load, and so its executable does not contain."""
 
-WINDOW = ("PySide6", "shiboken6", "pyqtgraph")
-"""What the trainer must never load."""
+WINDOW = ("PySide6", "shiboken6", "pyqtgraph")  # what the trainer must never load
 
 TRANSFORMERS = (
     # mlx-lm uses the tokenizers of transformers, which are chosen by a model's configuration; all of them are kept,
@@ -180,7 +178,7 @@ so."""
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-UNUSED_FILES = (
+UNUSED_FILES = (  # patterns of paths in the bundle that are left out
     # Qt: the plugins of displays without a desktop, of OpenGL (everything is painted by the CPU), of GTK (it would
     # bring GTK), of the
     # network, and the translations of Qt's own texts, for the window speaks English.
@@ -205,7 +203,6 @@ UNUSED_FILES = (
     # Plugins of the tests' runner, which PyInstaller takes for plugins of the app.
     "pytest*.dist-info/*",
 )
-"""Patterns of paths in the bundle that are left out."""
 
 
 def without_unused(entries: Iterable[Entry]) -> list[Entry]:

@@ -6,11 +6,9 @@ Keys are documented by Apple under "Information Property List".
 from typing import Any
 
 NAME = "GRPO Studio"
-IDENTIFIER = "org.grpo-studio.GRPOStudio"
-"""Never change it: macOS stores permissions and window state under it."""
+IDENTIFIER = "org.grpo-studio.GRPOStudio"  # never change it: macOS stores permissions and window state under it
 ICON = "app.icns"
-MINIMUM_MACOS = "14.0"
-"""The oldest macOS that mlx's wheels are built for."""
+MINIMUM_MACOS = "14.0"  # the oldest macOS that mlx's wheels are built for
 
 WHY_FILES = "GRPO Studio reads the datasets, models and configs that you choose, and writes where you export to."
 PROTECTED_FOLDERS = ("DesktopFolder", "DocumentsFolder", "DownloadsFolder", "RemovableVolumes", "NetworkVolumes")

@@ -132,9 +132,8 @@ def _facts(name: str, chip: str, memory: float, free: float, model: str) -> Mach
     )
 
 
-STEPS = 16
-"""Of each run beside the first: enough for a curve that is its own."""
-VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+STEPS = 16  # of each run beside the first: enough for a curve that is its own
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name → settings that differ from the demo's, and notes
     "demo-slow": (
         {"learning_rate": 1e-5, "seed": 3},
         {"title": "Tenth of the learning rate", "tags": ("lr",), "note": "Learns, but needs four times the steps."},
@@ -145,7 +144,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "demo-small-groups": ({"group_size": 4, "seed": 7}, {"title": "Groups of four", "tags": ("groups",)}),
 }
-"""Name → settings that differ from the demo's, and notes."""
 SWEEP = {
     "name": "learning-rate",
     "over": {"learning_rate": [2e-5, 1e-4]},

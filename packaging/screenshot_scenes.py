@@ -11,11 +11,9 @@ from typing import Any
 import samples
 from PySide6.QtWidgets import QApplication
 
-Wait = Callable[[Callable[[], Any]], None]
-"""Process events until a condition holds. Raises TimeoutError."""
+Wait = Callable[[Callable[[], Any]], None]  # process events until a condition holds. Raises TimeoutError
 
-LIVE_STEPS, SHOWN_AT = 24, 6
-"""Length of the run that is trained in the window, and the step at which it is paused."""
+LIVE_STEPS, SHOWN_AT = 24, 6  # length of the run that is trained in the window, and the step at which it is paused
 
 
 def live_scenes(window: Any, wait: Wait) -> Iterator[tuple[str, Any]]:

@@ -32,16 +32,13 @@ import screenshot_scenes  # noqa: E402
 
 from tests.support.diaries import recording  # noqa: E402
 
-SIZE = (1280, 800)
-"""Of the window, in pixels."""
+SIZE = (1280, 800)  # of the window, in pixels
 MODES = ("light",)
 COMMON, UNLIKE = 160, 24
 """How many of an image's 256 colours are its most frequent ones, and how far each further colour must be from all
 chosen before it (sum of the absolute differences of the three channels)."""
-PATIENCE_S = 60.0
-"""How long a page may take to settle."""
-CALM_S = 0.6
-"""How long a page must not change to count as settled."""
+PATIENCE_S = 60.0  # how long a page may take to settle
+CALM_S = 0.6  # how long a page must not change to count as settled
 
 EXAMPLE_TRACEBACK = """Traceback (most recent call last):
   File "app/pages/example_page.py", line 12, in show

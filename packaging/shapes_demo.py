@@ -29,8 +29,7 @@ COLOURS = {"red": (220, 60, 50), "green": (50, 160, 80), "blue": (50, 100, 220)}
 SHAPES = tuple(f"{colour} {kind}" for colour in COLOURS for kind in ("circles", "squares"))
 NAMES = TOKENIZER.convert_tokens_to_ids(list("ABCDEFG"))
 """Tokens that name what a cell shows in the warm-up: nothing, or one of SHAPES."""
-SIDE, CELL = 3, 32
-"""A picture has 3 × 3 cells of 32 × 32 pixels, each with at most one shape. A cell is an image token."""
+SIDE, CELL = 3, 32  # a picture has 3 × 3 cells of 32 × 32 pixels, each with at most one shape. A cell is an image token
 PICTURES = {"train": 80, "valid": 16, "test": 32}
 STEPS, ROWS, CAREFUL_SHARE = 900, 16, 0.2
 

@@ -10,7 +10,7 @@ import importlib.util
 import shutil
 import sys
 
-REQUIRED = {
+REQUIRED = {  # library that Qt loads → the package that brings it
     "libEGL.so.1": "libegl1",
     "libGL.so.1": "libgl1",
     "libfontconfig.so.1": "libfontconfig1",
@@ -29,7 +29,6 @@ REQUIRED = {
     "libxcb-xfixes.so.0": "libxcb-xfixes0",
     "libxcb-xkb.so.1": "libxcb-xkb1",
 }
-"""Library that Qt loads → the package that brings it."""
 
 ADVISED = {
     "libopenblas.so.0": ("libopenblas0-pthread", "training on the CPU is several times slower without it"),

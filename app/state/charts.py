@@ -52,11 +52,10 @@ SPARE_COLOURS = ("accent", "clip", "length", "kl", "good", "bad", "muted")
 PHASE_LABELS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning", "gradient_sum": "Summing gradients"}
 
 
-CHARTS: tuple[Chart, ...] = tuple(
+CHARTS: tuple[Chart, ...] = tuple(  # in the order of the page. `Other` is last: it takes what is left
     Chart(**about | {"curves": tuple(Curve(**curve) for curve in about.get("curves", ()))})
     for about in tomllib.loads((places.resources() / "charts.toml").read_text(encoding="utf-8"))["chart"]
 )
-"""In the order of the page. `Other` is last: it takes what is left."""
 
 
 def curves_of(chart: Chart, names: Iterable[str], rewards: list[str]) -> list[Curve]:

@@ -16,10 +16,9 @@ from backend.runs.run_record import read_notes
 from backend.trainer.evaluation.evaluation_rows import FULL_SCORES, default_pass_rule
 from backend.utils.errors import UserError
 
-FORM_SCORES = dict.fromkeys(
+FORM_SCORES = dict.fromkeys(  # other shipped functions → their largest score
     ("r1_int_reward_func", "r1_strict_format_reward_func", "r1_soft_format_reward_func", "r1_count_xml"), 0.5
 ) | dict.fromkeys(("think_format_reward", "valid_json", "regex_match", "keyword", "length_target"), 1.0)
-"""Other shipped functions → their largest score."""
 ROUNDING = 1e-6
 
 

@@ -101,12 +101,11 @@ PHASE_WORDS = {
 
 RATE_WINDOW = 50  # steps that the time left is estimated from
 KEPT = 200
-NEEDED = {
+NEEDED = {  # kind of event → fields without which it says nothing
     **dict.fromkeys(("step", "eval"), ("step", "metrics")),
     "checkpoint": ("step",),
     "change": ("step", "settings"),
 }
-"""Kind of event → fields without which it says nothing."""
 
 
 class RunState:

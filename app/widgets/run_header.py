@@ -19,7 +19,7 @@ from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from backend.runs.run_folder import RunFolder, all_runs, modified_at
 from backend.runs.run_names import name_of, split_name
 
-STATES = {
+STATES = {  # a run's state → its label and its role in the palette
     "": ("No run", "placeholder"),
     "queued": ("Queued", "muted"),
     "reading": ("Reading", "muted"),
@@ -32,7 +32,6 @@ STATES = {
     "failed": ("Failed", "bad"),
     "crashed": ("Crashed", "bad"),
 }
-"""A run's state → its label and its role in the palette."""
 STATE_LABELS = {state: text for state, (text, _) in STATES.items()}
 STATE_ROLES = {state: role for state, (_, role) in STATES.items()}
 

@@ -48,7 +48,7 @@ def format_number(value: float | None, *, signed: bool = False) -> str:
     return f"+{text}" if signed and value > 0 else text
 
 
-METRICS = {
+METRICS = {  # metric → its label before the number, and its unit after it
     "reward": ("reward", ""),
     "loss": ("loss", ""),
     "warmup/loss": ("warm-up loss", ""),
@@ -61,7 +61,6 @@ METRICS = {
     "time/step": ("", " s/step"),
     "peak_memory_gb": ("", " GB"),
 }
-"""Metric → its label before the number, and its unit after it."""
 
 
 def shown_metrics(metrics: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 from backend.cli.common import BUG, FINISHED, STOPPED, USER_ERROR
 from backend.utils.documents import read_resource
 
-VERBS: dict[str, tuple[str, ...]] = {
+VERBS: dict[str, tuple[str, ...]] = {  # title of a group → its verbs, in the order of the help page
     "Train": ("train", "job", "resume", "change", "clone", "queue", "sweep", "demo"),
     "Before training": ("check", "import", "estimate", "rewards"),
     "What a run has learned": (
@@ -12,8 +12,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     ),
     "This machine and this program": ("where", "machines", "hub", "bench", "replay", "rank", "serve", "mcp"),
 }
-"""Title of a group → its verbs, in the order of the help page."""
-MODULES = {
+MODULES = {  # verb → the module of `backend.cli` that has its function, where the name differs
     **dict.fromkeys(("resume", "job", "demo"), "train"),
     **dict.fromkeys(("change", "clone", "doctor", "compare", "track", "replay"), "runs"),
     **dict.fromkeys(("estimate", "import", "validate"), "check"),
@@ -22,7 +21,6 @@ MODULES = {
     "sessions": "endpoint",
     "hub": "export",
 }
-"""Verb → the module of `backend.cli` that has its function, where the name differs."""
 
 EXAMPLES: dict[str, list[str]] = read_resource("cli_examples.yaml")  # verb ("" for the program) → example arguments
 

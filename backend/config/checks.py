@@ -18,11 +18,10 @@ from backend.trainer.trackers.targets import project_fault, report_to_fault
 from backend.utils.errors import ConfigProblem
 from backend.utils.text import quote
 
-RESERVED_TEMPLATE_OPTIONS = (
+RESERVED_TEMPLATE_OPTIONS = (  # options of `apply_chat_template` that the trainer sets itself
     *("conversation", "messages", "tokenize", "add_generation_prompt", "continue_final_message"),
     *("return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation", "max_length"),
 )
-"""Options of `apply_chat_template` that the trainer sets itself."""
 _ONE_PROCESS = "An object of a program is in one process, and a hosts file trains in several; clear one of the two."
 
 
@@ -44,7 +43,7 @@ class CheckedValues(Modes, SimpleNamespace):
         raise _InvalidSettingError(key)
 
 
-_NOT_DIVIDED = {
+_NOT_DIVIDED = {  # settings without a meaning for a model that is divided among machines
     "dropout": "Each machine would drop inputs of its own; set Dropout to 0, or Parallelism to Prompts.",
     "modules_to_save": "A model divided among machines trains only adapters; leave Modules to save empty.",
     "reference_model_path": "With a model divided among machines the reference is the base model; clear this.",
@@ -58,7 +57,6 @@ _NOT_DIVIDED = {
     "sync_ref_model": "With a model divided among machines the reference stays the base model; switch Reference "
     "follows off.",
 }
-"""Settings without a meaning for a model that is divided among machines."""
 
 
 class Rule(NamedTuple):

@@ -4,11 +4,10 @@ MODEL = "mlx-community/Qwen3-0.6B-4bit"  # small enough for every Mac, and good 
 DATASET = "mlx-community/Dolci-Think-RL-7B-2k"
 """The default of MLX LoRA Studio's guide to GRPO, with the columns `prompt` and `answer`."""
 DATASET_ABOUT = "about 2,000 reasoning tasks, from Hugging Face"
-SYSTEM_PROMPT = (
+SYSTEM_PROMPT = (  # the format that the five default rewards check; without it a model never writes the tags
     "Think the question through before you answer. Write your thoughts between <think> and </think>, and after them "
     "only the final answer between <answer> and </answer>."
 )
-"""The format that the five default rewards check; without it a model never writes the tags."""
 
 
 def model_to_begin_with() -> str:

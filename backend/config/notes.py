@@ -39,7 +39,7 @@ def config_notes(config: Config) -> Iterator[str]:
         yield f"The default final rate is above the learning rate, so the rate falls to a fifth of it: {final:g}."
 
 
-USUAL: dict[str, tuple[float, float, str]] = {
+USUAL: dict[str, tuple[float, float, str]] = {  # setting → (lowest, highest unremarkable value, what is usual)
     "iters": (1, 100_000, "100 to 5,000 steps are usual"),
     "epochs": (0, 100, "1 to 10 passes are usual"),
     "batch_size": (1, 1_024, "1 to 64 prompts are usual"),
@@ -58,7 +58,6 @@ USUAL: dict[str, tuple[float, float, str]] = {
     "epsilon": (0, 0.5, "up to 0.3 is usual"),
     "max_grad_norm": (0, 100, "0.1 to 1 is usual"),
 }
-"""Setting → (lowest, highest unremarkable value, what is usual)."""
 
 
 def unusual(config: Config) -> list[ConfigProblem]:

@@ -20,11 +20,10 @@ MOST_COMPLETIONS = 1_000_000  # completions of one step
 MOST_STEPS = 100_000_000
 LARGEST_WEIGHT = 1_000_000  # of a reward: products with larger ones leave float32's exact range
 
-Kind = (
+Kind = (  # which editor a setting has. `prose`: text of several lines; `numbers`: a list; `mapping`: a small YAML map
     Literal["int", "float", "bool", "text", "prose", "choice", "file", "hosts", "model", "adapter", "dataset"]
     | Literal["list", "numbers", "mapping", "stages", "rewards"]
 )
-"""Which editor a setting has. `prose`: text of several lines; `numbers`: a list; `mapping`: a small YAML map."""
 
 Use = Literal["task", "rows", "row_view", "prompt_limit", "rewards", "scoring", "duration", "tools"]
 """What depends on a setting (see `keys_used_by`). `task`: what a user trains on and for; a preset leaves it alone.
@@ -198,7 +197,7 @@ def declared_settings(fields: Mapping[str, FieldInfo]) -> Iterator[Setting]:
         )
 
 
-SECTIONS: dict[str, str] = {
+SECTIONS: dict[str, str] = {  # section key → title, in the order of the form
     "algorithm": "Algorithm",
     "model_data": "Model & Data",
     "fine_tune": "Fine-tune",
@@ -208,10 +207,9 @@ SECTIONS: dict[str, str] = {
     "preference": "Preference And Judge",
     "generation": "GRPO Generation And Rewards",
 }
-"""Section key → title, in the order of the form."""
 
 MACHINES = "Machines"
-HEADINGS = (
+HEADINGS = (  # in the order of the form
     "",  # settings without a heading come first
     *("LoRA Settings", "Weights"),
     *("Steps and batches", "Learning rate and optimizer", "Evaluation and checkpoints", "Memory, test and fusing"),
@@ -220,9 +218,8 @@ HEADINGS = (
     *("Sampling", "Loss", "Self-distillation", "Entropy", "Advantages", "Rewards over the run"),
     *("Limits of reward functions", "Tools and environments"),
 )
-"""In the order of the form."""
 
-DOCUMENTED: dict[str, tuple[str, ...]] = {
+DOCUMENTED: dict[str, tuple[str, ...]] = {  # section → keys of the guide, in its order
     "algorithm": ("train_mode",),
     "model_data": ("model", "data", "lm_studio_name"),
     "fine_tune": ("train_type", "num_layers", "rank", "scale", "dropout", "quantization"),
@@ -240,7 +237,6 @@ DOCUMENTED: dict[str, tuple[str, ...]] = {
         *("reward_functions", "reward_weights", "reward_functions_file"),
     ),
 }
-"""Section → keys of the guide, in its order."""
 
 
 def documented_part(section: str, settings: Iterable[Setting]) -> list[Setting]:

@@ -14,11 +14,10 @@ from backend.utils.text import SENTENCE, quote
 Stages = Sequence[Mapping[str, Any]]
 
 OF_DATASET = ("data", "dataset_config", "train_split")
-TRAINING_SPLIT_ALONE: dict[str, Any] = {
+TRAINING_SPLIT_ALONE: dict[str, Any] = {  # defaults of the splits that no stage reads
     key: DataFields.model_fields[key].get_default(call_default_factory=True)
     for key in ("valid_split", "test_split", "validation_split", "valid_data", "test_data", "eval_data")
 }
-"""Defaults of the splits that no stage reads."""
 
 
 def stage_at(stages: Stages, step: int | None) -> int:

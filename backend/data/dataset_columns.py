@@ -10,7 +10,7 @@ from typing import Any, cast
 from backend.utils.files import open_regular
 
 HEAD_BYTES = 1 << 16
-NAMES: dict[str, tuple[str, ...]] = {
+NAMES: dict[str, tuple[str, ...]] = {  # setting → usual column names, most likely first
     "prompt_feature": (
         *("prompt", "question", "problem", "query", "instruction", "input"),
         *("messages", "conversation", "text"),
@@ -22,7 +22,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "type_feature": ("type", "category", "kind"),
     "system_feature": ("system", "system_prompt"),
 }
-"""Setting → usual column names, most likely first."""
 
 
 def columns_of(path: Path) -> list[str]:

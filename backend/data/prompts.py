@@ -46,8 +46,7 @@ class PromptStream:
         self.seed = seed
         self.cursor = cursor
         self.pass_rates = pass_rates
-        self.first = 0
-        """Cursor where these rows began; above 0 after an earlier stage."""
+        self.first = 0  # cursor where these rows began; above 0 after an earlier stage
         self._epoch, self._order = -1, array(INDEX)
 
     @property
@@ -96,8 +95,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
 
     def __init__(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
         self.format = prompt_format
-        self.cut = 0
-        """Prompts cut so far."""
+        self.cut = 0  # prompts cut so far
         # Without threads, after which the tokenizers library warns at every fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._rows, self._tokenizer, self._source = rows, tokenizer, source

@@ -25,11 +25,10 @@ from backend.utils.text import quote, reason_of
 
 SPLITS = ("train", "valid", "test")
 SPLIT_NAMES = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
-NAMES_ELSEWHERE = {
+NAMES_ELSEWHERE = {  # split → names to try in another dataset, most likely first
     "valid": (*SPLIT_NAMES["valid"], *SPLIT_NAMES["test"], *SPLIT_NAMES["train"]),
     "test": (*SPLIT_NAMES["test"], *SPLIT_NAMES["valid"], *SPLIT_NAMES["train"]),
 }
-"""Split → names to try in another dataset, most likely first."""
 WHOLE = "rows"  # the split of a dataset with one wanted split
 INDEX = "I"  # four bytes per row number
 MATCH_S = 1.0  # seconds that the answer pattern may take per answer

@@ -56,13 +56,12 @@ MARKER = "grpo-studio "  # begins an answer, since a shell's startup files may w
 CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
 COPY_LIMIT = 8_000_000_000
 RESERVE = 2_000_000_000  # bytes to leave free on a disk
-_SSH_HINTS = {
+_SSH_HINTS = {  # ssh's words → rest of a sentence
     "Permission denied": "refuses your key. Put it there with: ssh-copy-id {ssh}",
     "Host key verification failed": "is not known to ssh yet. Connect once by hand: ssh {ssh}",
     "Connection refused": "accepts no ssh. Turn on Remote Login there (System Settings, General, Sharing).",
     "timed out": "does not answer. It may be asleep, switched off, or on another network.",
 }
-"""ssh's words → rest of a sentence."""
 _UNPACK = 'mkdir -p "$1" && tar -xf - -C "$1" && mv "$1/$2.part" "$1/$2"'  # unpacks a model; config.json comes last
 
 Level = Literal["refuse", "warn", "info"]

@@ -33,7 +33,7 @@ WATCH_VARIABLE = "GRPO_STUDIO_WATCH_STDIN"  # variable: end with stdin, which th
 FILES_VARIABLE = "GRPO_STUDIO_FILES"  # files that MLX reads while it connects: JSON of variable → content
 BACKEND_VARIABLE = "GRPO_STUDIO_BACKEND"  # the backend over which the ranks meet
 ADDRESSES_VARIABLE = "GRPO_STUDIO_ADDRESSES"  # rank 0's addresses, separated by commas
-BACKEND_MARKS = {
+BACKEND_MARKS = {  # environment variable → backend that sets it; "" for the variable that names the backend
     BACKEND_VARIABLE: "",
     "MLX_JACCL_COORDINATOR": "jaccl",
     "NCCL_HOST_IP": "nccl",
@@ -42,7 +42,6 @@ BACKEND_MARKS = {
     "PMIX_RANK": "mpi",
     "PMI_RANK": "mpi",
 }
-"""Environment variable → backend that sets it; "" for the variable that names the backend."""
 RESTART_RANKS = 75  # exit code: start all ranks again
 LEADER_LOST = 74  # exit code of a worker without a leader
 STOPPED = 3

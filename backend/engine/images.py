@@ -25,8 +25,7 @@ from backend.engine import patches
 from backend.engine.layers import scatter_unique
 from backend.engine.output_layer import SplitModel
 
-Rotary = Callable[[mx.array], tuple[mx.array, mx.array]]
-"""Positions [3, P, K] → cosines and sines [P, K, d]."""
+Rotary = Callable[[mx.array], tuple[mx.array, mx.array]]  # positions [3, P, K] → cosines and sines [P, K, d]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,33 +28,30 @@ from backend.models.tokenizers import load_tokenizer
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular
 
-ARCHITECTURES = {
+ARCHITECTURES = {  # by `model_type` in config.json
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
-"""By `model_type` in config.json."""
 F32, F16, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0
-TYPES = {
+TYPES = {  # matrix type, and llama.cpp's name of the file type
     "f16": (F16, gguf.LlamaFileType.MOSTLY_F16),
     "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
     "q8_0": (Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
 }
-"""Matrix type, and llama.cpp's name of the file type."""
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA_3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 QWEN_2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
-WORD_SPLITTERS = {
+WORD_SPLITTERS = {  # llama.cpp's pre-tokenizer name by its steps
     (LLAMA_3, "bytes"): "llama-bpe",
     (QWEN_2, "bytes"): "qwen2",
     ("digits", "gpt-2"): "smollm",
     ("gpt-2",): "gpt-2",
 }
-"""llama.cpp's pre-tokenizer name by its steps."""
 WHOLE_WORDS_FIRST = {"llama-bpe"}  # pre-tokenizers with `ignore_merges` in llama.cpp
 
 
@@ -246,13 +243,12 @@ NO_TEMPLATE = (
     "The chat template does more than a Modelfile can say, so the Modelfile leaves it to Ollama, which knows those of "
     "many models; compare an answer with the run's before you rely on it."
 )
-MARKS = {
+MARKS = {  # marker messages to find in the rendered text
     "system": "\u2402sys\u2403",
     "first": "\u2402one\u2403",
     "answer": "\u2402two\u2403",
     "second": "\u2402three\u2403",
 }
-"""Marker messages to find in the rendered text."""
 
 Message = dict[str, str]
 Render = Callable[[list[Message]], str]

@@ -43,14 +43,13 @@ from backend.utils.text import fenced, one_line
 
 Curve = list[tuple[int, float]]
 
-CURVES = {
+CURVES = {  # metric → title of its plot. The loss of GRPO means nothing to a reader
     "reward": "Reward",
     "distillation/divergence": "Divergence from the teacher, nats",
     "loss": "Loss, nats",
     "kl": "KL to the base model, nats",
     "completions/mean_length": "Completion length, tokens",
 }
-"""Metric → title of its plot. The loss of GRPO means nothing to a reader."""
 CURVES_FILE, SETTINGS_FILE = "curves.png", "training.yaml"
 LONGEST_SAMPLE = 1200  # characters of a prompt or completion on the card
 LICENCE_TIMEOUT_S = 10.0

@@ -45,7 +45,7 @@ PATTERN_S = 0.2  # seconds per pattern and name, since `(a|aa)+$` can backtrack 
 FLOATS = ("F32", "F16", "BF16", "F64")
 STARTS_FROM_LORA = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that do not change the base."""
-OTHER_KINDS = {
+OTHER_KINDS = {  # unsupported peft settings → description
     "use_qalora": "groups its inputs (QA-LoRA)",
     "layer_replication": "repeats layers of the model",
     "trainable_token_indices": "trains single rows of the embedding",
@@ -57,7 +57,6 @@ OTHER_KINDS = {
     "monteclora_config": "draws its weights at random (MonteCLoRA)",
     "use_bdlora": "has matrices in blocks (BD-LoRA)",
 }
-"""Unsupported peft settings → description."""
 _LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>A\.weight|B\.weight|magnitude_vector(?:\.weight)?)")
 
 

@@ -44,15 +44,14 @@ DATA, TRAIN, VALIDATION = "data", "train", "validation"  # where dataset.py writ
 OUTPUT = "output"  # TRL's output folder
 HOW_TO_RUN = "the arguments of TRL. python train.py, or python dataset.py and trl grpo --config grpo_config.yaml."
 ABOUT_REWARDS = "The reward functions of the run, in the order of their weights: `trl grpo` names them as rewards.NAME."
-PACKAGES = {
+PACKAGES = {  # imported module → its package
     "regex": "regex",
     "math_verify": "math-verify",
     "pydantic": "pydantic",
     "yaml": "pyyaml",
     "jinja2": "jinja2",
 }
-"""Imported module → its package."""
-FILES = {
+FILES = {  # file of the folder → description
     "train.py": "trains: TRL's GRPOTrainer with what this list says",
     "grpo_config.yaml": "TRL's arguments, as `trl grpo --config` takes them",
     "skypilot.yaml": "the same on a cloud's machine: `sky launch skypilot.yaml`",
@@ -66,12 +65,10 @@ FILES = {
     "reward_models/": "the reward models, which have no name on Hugging Face",
     "model/": "the model, which has no name on Hugging Face",
 }
-"""File of the folder → description."""
-OF_THIS_MACHINE = (
+OF_THIS_MACHINE = (  # settings with possible paths or keys that no exported file reads
     *("data", "valid_data", "test_data", "eval_data", "model", "adapter", "reference_model_path", "output_schema"),
     *("hosts", "mcp_servers"),
 )
-"""Settings with possible paths or keys that no exported file reads."""
 READ_AS_TEXT = ("backend/training/losses.py",)
 """Modules read as text: `backend.config.settings.grpo` builds menus from them."""
 RESOURCE = "resources/other_programs.yaml"  # what these modules read when they are imported

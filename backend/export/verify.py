@@ -39,14 +39,13 @@ class AnsweredPrompt:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
 
 
-SAMPLES = [
+SAMPLES = [  # for a run without completions
     AnsweredPrompt([{"role": "user", "content": "What is 17 plus 25?"}], "17 plus 25 is 42."),
     AnsweredPrompt(
         [{"role": "user", "content": "Write one sentence about the sea."}],
         "The sea was calm, and the light lay on it like a road.",
     ),
 ]
-"""For a run without completions."""
 
 
 TokenizedSample = tuple[list[int], int]  # ids of prompt and answer, and how many of the last, the answer's, to compare

@@ -38,12 +38,11 @@ from backend.utils.hub_cache import local_folder, own_file
 from backend.utils.text import quote
 from backend.vision.tokenizer import INSTALL
 
-KEPT_FILES = (
+KEPT_FILES = (  # files of the base to copy unchanged
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),
     *("tokenizer.model", "spiece.model", "*.tiktoken", "chat_template.*", "generation_config.json"),
     *("tokenization_*.py", "configuration_*.py", "modeling_*.py"),
 )
-"""Files of the base to copy unchanged."""
 SAFETENSORS_TYPES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.bool_: "BOOL"}
 SAFETENSORS_TYPES |= {getattr(mx, f"int{bits}"): f"I{bits}" for bits in (8, 16, 32, 64)}
 SAFETENSORS_TYPES |= {getattr(mx, f"uint{bits}"): f"U{bits}" for bits in (8, 16, 32, 64)}

@@ -19,11 +19,10 @@ from backend.models.architectures import ALL_LINEAR, adapter_scale, is_named
 from backend.utils.errors import UserError
 from backend.utils.text import SENTENCE, quote, reason_of
 
-ADAPTABLE_LAYERS = (
+ADAPTABLE_LAYERS = (  # layers that mlx-lm can attach adapters to
     *(nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding),
     *(SwitchLinear, QuantizedSwitchLinear),
 )
-"""Layers that mlx-lm can attach adapters to."""
 ADAPTER_ENDS = (".lora_a", ".lora_b", ".m")  # of an adapter's arrays; `m` is DoRA's magnitude
 SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
 _LAYER = re.compile(r"^(?:[^.]+\.)*?(?:layers|h|blocks)\.\d+\.(?=.)")  # “model.layers.0.” of a name in a layer

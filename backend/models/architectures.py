@@ -19,7 +19,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "voc
 METHODS = ("bitnet", "mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt", "awq", "gptq")
 """Quantisation methods that mlx-lm converts (mlx_lm.utils.load_model)."""
 PACKED = ("pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized")  # supported formats of compressed-tensors
-UNTRAINABLE = {
+UNTRAINABLE = {  # architectures that cannot be trained, with the reason. `make architectures` tests them again
     "afm7": "mlx-lm cannot open the adapters of its fused layers again",
     "bitnet": "its layers take no adapters, and their Metal kernel has no gradient",
     "deepseek_v41": "its choice of experts and tokens has no gradient in mlx-lm's code",
@@ -30,16 +30,14 @@ UNTRAINABLE = {
     "prism_hadamard_qwen35": "its packed layers take no adapters",
     "recurrent_gemma": "its code in mlx-lm fails as soon as its weights are read",
 }
-"""Architectures that cannot be trained, with the reason. `make architectures` tests them again."""
 PREFIX_ATTENTION = ("paligemma",)
 """Vision models whose text model reads a prompt in both directions, and not as mlx-lm does."""
 
 _EXPERTS = {"num_experts": "num_local_experts"}
-_NAMES = {
+_NAMES = {  # architecture → names that mlx-lm reads → names that transformers 5 writes
     "gpt_neox": {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
     **dict.fromkeys(("mellum", "qwen3_moe", "qwen3_vl_moe_text"), _EXPERTS),
 }
-"""Architecture → names that mlx-lm reads → names that transformers 5 writes."""
 _LAYERS = {"granitemoehybrid": {"linear_attention": "mamba", "full_attention": "attention"}}
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 

@@ -113,13 +113,12 @@ def _refusals(config: ModelSettings, size: int) -> Iterator[None]:
         raise UserError("parallelism", sentence) from error
 
 
-WITHOUT_GRADIENT = {
+WITHOUT_GRADIENT = {  # architectures whose sharded gradient is wrong → reason, as part of a message
     "deepseek_v2": "of its rotated keys each machine's gradient stays its own",
     "longcat_flash": "the gradient of its experts that compute nothing is summed over machines once too often",
     "longcat_flash_ngram": "the gradient of its experts that compute nothing is summed over machines once too often",
     "minimax": "of the norms across its heads each machine's gradient stays its own",
 }
-"""Architectures whose sharded gradient is wrong → reason, as part of a message."""
 
 
 def sharding_refusal(config: Mapping[str, Any]) -> str:

@@ -32,11 +32,10 @@ class SuggestedModel:
         return self.shape.weights + TOKENIZER_BYTES
 
 
-SUGGESTED_MODELS = tuple(
+SUGGESTED_MODELS = tuple(  # smallest first
     SuggestedModel(sizes.pop("id"), sizes.pop("good_for"), sizes | SHARED)
     for sizes in tomllib.loads((resources() / "suggested_models.toml").read_text(encoding="utf-8"))["models"]
 )
-"""Smallest first."""
 
 
 def suggested(id_: str) -> SuggestedModel | None:

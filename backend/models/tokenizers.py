@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 NO_CODE = {"trust_remote_code": False}  # transformers options; without them it may prompt on stdin
 SETTING = "tokenizer"
-FILES = (
+FILES = (  # files to fetch from the Hub
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),
     *("spiece.model", "*.tiktoken", "chat_template.*"),
 )
-"""Files to fetch from the Hub."""
 
 _first_import = threading.Lock()
 

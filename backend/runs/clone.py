@@ -37,16 +37,14 @@ from backend.utils.text import quote
 
 Reference = Literal["base", "clone"]
 
-OF_THE_WEIGHTS = (
+OF_THE_WEIGHTS = (  # settings that the weights were trained for
     *("model", "train_mode", "train_type", "num_layers", "rank", "scale", "lora_alpha", "use_rslora", "lora_keys"),
     *("modules_to_save", "quantization", "dtype"),
 )
-"""Settings that the weights were trained for."""
-OF_THE_STATE = (
+OF_THE_STATE = (  # settings of the optimizer's state and the place in the data, which a warm clone keeps
     *("optimizer", "own_optimizer", "optimizer_bits"),
     *("data", "dataset_config", "train_split", "validation_split"),
 )
-"""Settings of the optimizer's state and the place in the data, which a warm clone keeps."""
 OF_THE_PARENT: dict[str, Any] = {"run_name": "", "adapter": ""}
 
 

@@ -24,13 +24,12 @@ from backend.utils.errors import UserError
 from backend.utils.files import json_safe, open_regular, reason, write_all
 from backend.utils.text import quote
 
-RUN_FORMAT = 1
-"""`v` of event log, changes.json and state.json; it goes up when an older program would misread a run."""
+RUN_FORMAT = 1  # `v` of event log, changes.json and state.json; it goes up when an older program would misread a run
 
 ENDINGS = ("finished", "stopped", "failed")
 KINDS = ("started", "phase", "command", "step", "eval", "checkpoint", "change", "health", "note", *ENDINGS)
 
-METRICS = {
+METRICS = {  # metric of every step → its unit. Each reward function adds `rewards/<function>/mean` and `/std`
     **dict.fromkeys(("loss", "reward", "reward_std", "reward_std_within_groups"), ""),
     **dict.fromkeys(("frac_groups_without_signal", "frac_reward_zero_std"), "share"),
     **dict.fromkeys(("kl", "entropy"), "nats"),
@@ -48,7 +47,6 @@ METRICS = {
     **dict.fromkeys(("peak_memory_gb", "peak_memory_gb/rollout", "peak_memory_gb/train"), "GB"),
     "num_tokens": "tokens",
 }
-"""Metric of every step → its unit. Each reward function adds `rewards/<function>/mean` and `/std`."""
 
 Event = dict[str, Any]
 
@@ -74,7 +72,7 @@ def is_text(value: object) -> bool:
     return type(value) is str
 
 
-_FIELDS: dict[str, Callable[[object], bool]] = {
+_FIELDS: dict[str, Callable[[object], bool]] = {  # field → check of its type; None is allowed everywhere
     **dict.fromkeys(("step", "iterations", "seq", "resumed_from", "until", "since"), is_step),
     **dict.fromkeys(("mono", "progress", "value", "threshold", "seconds", "done", "total"), is_number),
     **dict.fromkeys(("sentence", "advice", "code", "level", "metric", "phase", "word", "source", "reason"), is_text),
@@ -82,7 +80,6 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("metrics", "versions", "reward_files", "settings"), lambda value: isinstance(value, dict)),
     "t": lambda value: is_number(value) and 0 <= value < 253_402_300_800,  # the year 10,000
 }
-"""Field → check of its type; None is allowed everywhere."""
 
 
 def well_formed(event: Event) -> Event | None:

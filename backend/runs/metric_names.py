@@ -14,7 +14,7 @@ from backend.utils.text import quote
 
 EVALUATION, TRAINING = "eval/", "train/"
 
-OCCASIONAL_METRICS = (
+OCCASIONAL_METRICS = (  # metrics that only some steps have, besides `METRICS`
     *("epoch", "grad_clipped", "time/save", "dynamic_sampling/prompts", "waiting_share", "policy_loss", "entropy_coef"),
     *("warmup/loss", "warmup/entropy", "warmup/learning_rate", "warmup/pass_rate", "distillation/divergence"),
     *("process/gpu_use", "time/gradient_sum", "time/eval"),
@@ -28,11 +28,10 @@ OCCASIONAL_METRICS = (
     *("curriculum/pass_rate", "curriculum/expected_signal", "curriculum/signal"),
     *("tools/call_frequency", "tools/failure_frequency", "tools/turns", "tools/dropped_frequency"),
 )
-"""Metrics that only some steps have, besides `METRICS`."""
 OF_JUDGES = "failed", "calls", "cached", "seconds", "saturated", "length_correlation"
 """Metrics of a judge NAME are judge/NAME/ and one of these; a reward model has the last."""
 
-TRL_NAMES = {
+TRL_NAMES = {  # our name → TRL's, as `GRPOTrainer` logs it
     "time/step": "step_time",
     "clip_ratio_total": "clip_ratio/region_mean",
     "clip_ratio_low": "clip_ratio/low_mean",
@@ -42,7 +41,6 @@ TRL_NAMES = {
     "self_distillation/reprompted": "self_distillation/reprompt_sample_fraction",
     "self_distillation/solved_groups": "self_distillation/success_group_fraction",
 }
-"""Our name → TRL's, as `GRPOTrainer` logs it."""
 
 MEASURES = {"reward": "reward", "distillation/divergence": "divergence", "loss": "loss"}
 """What a run improves: the first of these that its steps have. Metric → the word for it."""

@@ -25,7 +25,7 @@ AGAINST_DEFAULTS = ("learning_rate", "grpo_loss_type", "beta", "group_size", "te
 """Settings that name a run without one to compare it with."""
 FIRST = ("train_mode", *AGAINST_DEFAULTS[:5], "reward_functions", "model", "train_type", "rank")
 """Settings that come first in a name."""
-SHORT = {
+SHORT = {  # short names of settings; a setting with an empty one is told by its value alone
     "learning_rate": "lr",
     "group_size": "group",
     "batch_size": "batch",
@@ -34,7 +34,6 @@ SHORT = {
     **dict.fromkeys(("grpo_loss_type", "train_mode", "train_type", "model", "reward_functions"), ""),
     "iters": "steps",
 }
-"""Short names of settings; a setting with an empty one is told by its value alone."""
 UNTOLD = {
     *("data", "run_name", "lm_studio_name", "report_to", "steps_per_report", "save_every", "val_batches"),
     "best_is_lowest",  # which the mode sets

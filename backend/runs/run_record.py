@@ -373,7 +373,7 @@ def as_markdown(table: Sequence[Sequence[str]], rest: str = "---") -> str:
     return "\n".join([lines[0], f"|---|{f'{rest}|' * (len(table[0]) - 1)}", *lines[1:]]) + "\n"
 
 
-PARTS = {
+PARTS = {  # file or folder of a run → its title
     "checkpoints": "Checkpoints",
     "adapters": "Adapters",
     "model": "Model",
@@ -385,7 +385,6 @@ PARTS = {
     "log.txt": "Log",
     "other": "Other",
 }
-"""File or folder of a run → its title."""
 
 
 def disk_use(run: RunFolder) -> dict[str, int]:

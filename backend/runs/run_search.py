@@ -122,7 +122,7 @@ FLAGS: dict[str, Test] = {
     "live": lambda record: record.summary.state in ("starting", "running"),
     "cloned": lambda record: bool(record.parent),
 }
-_SEARCHED: dict[str, Callable[[RunRecord], Any]] = {
+_SEARCHED: dict[str, Callable[[RunRecord], Any]] = {  # fields that are searched by another value than they show
     "name": lambda record: [record.title, record.summary.name],
     "model": lambda record: record.summary.model,
     "tags": lambda record: list(record.notes.tags),
@@ -130,7 +130,6 @@ _SEARCHED: dict[str, Callable[[RunRecord], Any]] = {
     "worked": lambda record: None if record.summary.worked_s is None else record.summary.worked_s / 3600,
     "disk": lambda record: record.bytes / 1e9,
 }
-"""Fields that are searched by another value than they show."""
 _PART = re.compile(r'-?(?:[^\s"]|"[^"]*"?)+')
 _CONDITION = re.compile(r"(-?)([A-Za-z_][\w./-]*)(>=|<=|[:=<>])(.*)", re.DOTALL)
 

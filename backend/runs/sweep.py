@@ -26,14 +26,13 @@ from backend.utils.text import SENTENCE, cut_in_the_middle, quote
 
 ROUND_STEPS = 10  # of a run before the next one has its turn
 DISTRIBUTIONS = ("uniform", "log_uniform")
-FIXED = {
+FIXED = {  # settings that cannot vary, and why
     "seed": "seeds go under seeds",
     "run_name": "the sweep names its runs",
     "iters": "all runs of a sweep have the same length",
     "epochs": "all runs of a sweep have the same length",
     "lm_studio_name": "one model can have the name",
 }
-"""Settings that cannot vary, and why."""
 RankBy = Literal["held_out", "training"]
 RANKS: dict[str, str] = {"held_out": "held-out {}", "training": "training {} over the last quarter of steps"}
 """Name of the metric that configurations are compared by."""

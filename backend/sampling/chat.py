@@ -97,8 +97,7 @@ def find_source(name: str, checkpoint: str = "", runs_dir: Path | None = None) -
     return ChatSource(Path(name).name, parse({"model": name, "data": "-", "system_prompt": ""}))
 
 
-Sides = dict[SideName, Policy]
-"""The models of a chat: base, tuned or both."""
+Sides = dict[SideName, Policy]  # the models of a chat: base, tuned or both
 
 
 def weight_bytes(sides: Sides) -> int:

@@ -16,10 +16,8 @@ from backend.tools.host import Poll, ToolHost, ToolSchemas
 from backend.types import Completion, Group, Problem, Turn
 from backend.utils.errors import UserError
 
-WAIT_S = 0.05
-"""Seconds between checks for a stop, while nothing can be decoded."""
-LEFT_OUT = 1000
-"""Characters recorded of a result that did not fit."""
+WAIT_S = 0.05  # seconds between checks for a stop, while nothing can be decoded
+LEFT_OUT = 1000  # characters recorded of a result that did not fit
 
 
 def turn_format(config: Config, schemas: ToolSchemas, tokenizer: Any) -> TurnFormat:
@@ -89,8 +87,7 @@ class Rollout:
         self._schemas = [tools.schemas_of(problem) for problem in problems for _ in range(group_size)]
         self._row_of = {number: row for row, number in enumerate(numbers)}
         self.turns: list[list[Turn]] = [[] for _ in numbers]  # of each conversation, so far
-        self.waiting = 0
-        """Conversations whose calls run."""
+        self.waiting = 0  # conversations whose calls run
 
     def one(self, row: int) -> Rollout:
         """The conversation of one completion as a separate rollout; for rollouts with groups of one."""

@@ -43,8 +43,7 @@ from backend.utils.machine import chip
 Poll = Callable[[int], None]
 Prompts = list[tuple[list[int], PromptImages | None]]
 
-MOST_STEPS = 8
-"""Compiled steps that are kept, one for each way to sample."""
+MOST_STEPS = 8  # compiled steps that are kept, one for each way to sample
 
 QUANTIZED = (nn.QuantizedLinear, nn.QuantizedAllToShardedLinear)
 

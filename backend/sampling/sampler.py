@@ -104,8 +104,7 @@ class Sampling:
     min_p: float = 0.0
     penalties: Penalties = NO_PENALTIES
     grammar: Grammar | None = None
-    without: tuple[int, ...] = ()
-    """Ids that are never sampled: those that stand for a picture."""
+    without: tuple[int, ...] = ()  # ids that are never sampled: those that stand for a picture
 
     @classmethod
     def of(cls, config: Config) -> Sampling:

@@ -23,8 +23,7 @@ class TurnFormat:
     def __init__(self, tokenizer: Any, template_variables: Mapping[str, Any]) -> None:
         self._tokenizer, self._variables = tokenizer, template_variables
         self._eos_ids = {int(token) for token in tokenizer.eos_token_ids}
-        self._opening = ""
-        """Text that the template puts before a turn: the start of the reasoning, if any."""
+        self._opening = ""  # text that the template puts before a turn: the start of the reasoning, if any
         reason = self._prepare()
         self.fault = f"The model cannot use tools: {reason.rstrip('.')}." if reason else ""
 

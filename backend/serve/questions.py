@@ -60,7 +60,7 @@ POOLS = {"quick": 4, "model": 1, "long": 16}
 mlx's arrays and random state. What may take minutes is `long`, so that quick questions never wait for it."""
 
 
-_NAMES = {
+_NAMES = {  # (module of this package, pool) → its questions
     ("hub_questions", "quick"): "models reward_models datasets model_facts hub_search hub_files discard hub_login",
     ("hub_questions", "model"): "import_adapter",
     ("hub_questions", "long"): "download check_machines hub_account hub_hardware",
@@ -71,7 +71,6 @@ _NAMES = {
     ("chat_questions", "quick"): "chat_row",
     ("chat_questions", "model"): "chat_load chat_reply",
 }
-"""(module of this package, pool) → its questions."""
 QUESTIONS = {name: (f"backend.serve.{at}", pool) for (at, pool), names in _NAMES.items() for name in names.split()}
 """Question → (module, pool)."""
 

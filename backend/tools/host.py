@@ -8,10 +8,8 @@ from backend.types import ToolCall, ToolResult
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
-Poll = Callable[[], None]
-"""Called while something is waited for; may raise to stop."""
-NOT_TOOLS = ("reset", "get_reward", "close")
-"""Public methods of an environment that the model cannot call."""
+Poll = Callable[[], None]  # called while something is waited for; may raise to stop
+NOT_TOOLS = ("reset", "get_reward", "close")  # public methods of an environment that the model cannot call
 
 
 @dataclass(frozen=True, slots=True)

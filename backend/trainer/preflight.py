@@ -51,12 +51,11 @@ T = TypeVar("T")
 
 WEIGHTS = "model*.safetensors"
 
-OTHER_MODELS: dict[str, Callable[[Config], bool]] = {
+OTHER_MODELS: dict[str, Callable[[Config], bool]] = {  # setting that names another model → true if a run needs it
     "reference_model_path": lambda config: config.needs_reference,
     "teacher_model": lambda config: config.train_mode == "distill",
     "draft_model_path": lambda config: config.use_speculative_decoding,
 }
-"""Setting that names another model → true if a run needs it."""
 
 
 def preflight(

@@ -48,8 +48,7 @@ Note = Callable[[str], None]  # takes a sentence for the user
 CollectMetrics = tuple[dict[str, float], dict[str, float]]
 """Metrics of a step's groups, and those that reward functions logged."""
 
-MEASURED_EVERY = 10
-"""Steps between two measurements of the pass rate that need a rollout; the first is at step 1."""
+MEASURED_EVERY = 10  # steps between two measurements of the pass rate that need a rollout; the first is at step 1
 PASS_RATE = "warmup/pass_rate"
 WARMUP_METRICS = {name: f"warmup/{name}" for name in ("loss", "entropy", "learning_rate")}
 """Metric of a learner → its name in the steps of a warm-up."""

@@ -23,14 +23,13 @@ from backend.utils.errors import UserError
 
 Report = Callable[[dict[str, Any]], None]
 
-WITHOUT_REFERENCE = {
+WITHOUT_REFERENCE = {  # settings under which no reference is loaded
     "beta": 0.0,
     "log_kl": False,
     "sync_ref_model": False,
     "reference_model_path": "",
     "ratio_against": "old",
 }
-"""Settings under which no reference is loaded."""
 
 SMALLEST_MODEL = WITHOUT_REFERENCE | {
     "train_type": "lora",

@@ -91,8 +91,7 @@ def test_faults_of_a_page(new_window: Window, monkeypatch) -> None:
     assert draw_page(window, "sweeps", "Sweeps")["fault"] == "ImportError: no such module"
 
 
-GROUNDS = ("window", "card", "field")
-"""What is behind the content of a page: the page itself, a card, an editor."""
+GROUNDS = ("window", "card", "field")  # what is behind the content of a page: the page itself, a card, an editor
 ALL_GROUNDS = (*GROUNDS, "sidebar", "hover", "selection")
 TEXTS = ("text", "muted", "accent", "good", "warning", "bad", "kl", "advantage_above", "advantage_below")
 USES: dict[float, dict[str, tuple[str, ...]]] = {

@@ -149,8 +149,7 @@ SERVERS = ("endpoint", "job", "mcp", "sessions")
 """Verbs that answer until they are stopped, and what needs their recordings: `tests/endpoint`, `tests/jobs`."""
 EXITS = {"machines": (0, 2), "rewards judge": (2,)}
 """Commands that find fault here: one machine is no cluster, and these settings have no judge."""
-KEYS = {"hub login": f"{TOKEN}\n", "chat": "What is 2 plus 2?\n/help\n/quit\n"}
-"""What is typed."""
+KEYS = {"hub login": f"{TOKEN}\n", "chat": "What is 2 plus 2?\n/help\n/quit\n"}  # what is typed
 
 
 def as_run(command: str, home: Home) -> list[str]:

@@ -115,7 +115,7 @@ def test_a_value_of_another_type_is_refused_with_the_label(about: Setting) -> No
         assert faults[0].startswith(f"{about.label} must be ") and faults[0].endswith(".")
 
 
-SPEC_FORM: dict[str, Any] = (
+SPEC_FORM: dict[str, Any] = (  # the keys and defaults in the documentation
     {"train_mode": "grpo", "model": "", "data": "", "lm_studio_name": "", "train_type": "lora", "num_layers": 16}
     | {"rank": 8, "scale": 20.0, "dropout": 0.0, "quantization": "none", "iters": 1000, "epochs": 0, "batch_size": 1}
     | {"max_seq_length": 2048, "seed": 0, "learning_rate": 1e-5, "optimizer": "adamw", "weight_decay": 0.01}
@@ -134,7 +134,6 @@ SPEC_FORM: dict[str, Any] = (
     | {"reward_functions": list(DEFAULT_REWARDS), "reward_weights": [], "reward_functions_file": ""}
     | {"reward_timeout": 60.0}
 )
-"""The keys and defaults in the documentation."""
 
 
 def test_documented_keys_have_their_documented_defaults() -> None:

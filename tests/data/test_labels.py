@@ -32,10 +32,9 @@ MARKED = CHAT_TEMPLATE.replace(
     "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}{% endgeneration %}"
     "{% else %}{{ message.content }}{% endif %}<|im_end|>",
 )
-FORGETS = CHAT_TEMPLATE.replace(
+FORGETS = CHAT_TEMPLATE.replace(  # later turns change what an earlier one was, as templates do that drop its thinking
     "{{ message.content }}", "{{ message.content if loop.last or message.role == 'user' else message.content[:3] }}"
 )
-"""Later turns change what an earlier one was, as templates do that drop its thinking."""
 
 
 def label_settings(**raw: Any) -> Config:

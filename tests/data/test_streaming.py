@@ -136,8 +136,7 @@ def test_a_file_that_changes_under_a_run_is_noticed(tmp_path: Path) -> None:
         rows[0]
 
 
-FILLER = "a prompt of the usual length " * 32
-"""About a kilobyte."""
+FILLER = "a prompt of the usual length " * 32  # about a kilobyte
 
 
 def write_large(path: Path, size: int) -> int:

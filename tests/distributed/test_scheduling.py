@@ -27,8 +27,7 @@ from backend.sampling.sampler import Sampling
 from backend.types import Completion, Group, Problem, ToolCall, ToolResult, Turn
 from backend.utils.errors import UserError
 
-Rounds = tuple[list[list[int]], float]
-"""The rounds of each rank, and the share of the time that the ranks waited."""
+Rounds = tuple[list[list[int]], float]  # the rounds of each rank, and the share of the time that the ranks waited
 
 
 def simulated(seconds: Callable[[int, int], float], size: int, paces: RankPaces, prompts: int) -> Rounds:

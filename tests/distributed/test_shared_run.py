@@ -34,11 +34,10 @@ SETTINGS: dict[str, Any] = (
 )
 """SGD, whose step is the gradient: AdamW would magnify rounding where a gradient is nearly 0."""
 OF_TIME = ("time/", "process/", "machine/", "ranks/", "peak_memory_gb", "rollout_tokens_", "train_tokens_", "waiting_")
-EXACT = (
+EXACT = (  # what is counted or scored; the other metrics are sums in float32, whose order differs
     *("reward", "completions/", "num_tokens", "epoch", "frac_"),
     *("learning_rate", "hit_max", "dynamic_sampling", "stage"),
 )
-"""What is counted or scored; the other metrics are sums in float32, whose order differs."""
 
 
 RARE = "def rare(completions, completion_ids, **_):\n    return [float(sum(ids) % 9 == 0) for ids in completion_ids]\n"

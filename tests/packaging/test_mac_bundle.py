@@ -76,7 +76,7 @@ def test_a_sound_bundle_has_no_problems(check: ModuleType, contents: Path) -> No
 
 FAT = b"\xca\xfe\xba\xbe\0\0\0\x01" + b"\0" * 60
 BREW = library(loads="/opt/homebrew/lib/libffi.dylib")
-FILES: dict[str, tuple[str, bytes, str]] = {
+FILES: dict[str, tuple[str, bytes, str]] = {  # what is wrong: (file, its content, what is said)
     "plist": ("Info.plist", b"no plist", "Info.plist cannot be read"),
     "program": ("MacOS/GRPO Studio", b"#!/usr/bin/env python3\n", "neither a Mac program nor"),
     "icon": ("Resources/app.icns", b"\x89PNG", "no .icns file"),
@@ -87,7 +87,6 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "newer": ("Frameworks/a.so", library(macos=(15, 2)), "needs macOS 15.2"),
     "brew": ("Frameworks/a.so", BREW, "loads /opt/homebrew"),
 }
-"""What is wrong: (file, its content, what is said)."""
 OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "version": (lambda c: set_plist(c, CFBundleShortVersionString="1.0rc1"), "up to three numbers"),
     "system": (lambda c: set_plist(c, LSMinimumSystemVersion="12.0"), "LSMinimumSystemVersion is '12.0'"),

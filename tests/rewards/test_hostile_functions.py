@@ -26,8 +26,7 @@ from tests.support.scoring import make_group
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for what is left in /proc")
 
-MARK = "GRPO_HOSTILE_TEST"
-"""An environment variable by which everything that a function starts is found again."""
+MARK = "GRPO_HOSTILE_TEST"  # an environment variable by which everything that a function starts is found again
 TIMEOUT_S, AMPLE_S = 0.4, 8.0
 RUNNING = r"was still running after 0.4 s \(reward_timeout\)"
 PIPE = r"(closed or replaced|wrote something of its own into) the pipe by which scores are returned"
@@ -162,8 +161,7 @@ MORE = {
     "prints terminal commands": ("print('\\x1b[2J\\x1b]0;mine\\x07'); os.write(2, b'\\x1b[8m')", SCORED),
     "sets seeds": ("import random, numpy; random.seed(0); numpy.random.seed(0)", SCORED),
 }
-ENDS_CLEAN = ("Error", "Exit", "score", "Odd")
-"""Messages after which the worker is as it was, and is used again."""
+ENDS_CLEAN = ("Error", "Exit", "score", "Odd")  # messages after which the worker is as it was, and is used again
 HEAD = """
 import asyncio, atexit, ctypes, fcntl, json, os, signal, socket, subprocess, sys, threading, time
 from backend.rewards import register_reward_function

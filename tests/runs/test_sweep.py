@@ -33,10 +33,8 @@ from tests.support import failing_gpu, small_run
 from tests.support.random_models import tiny_model
 from tests.support.verbs import run_ok
 
-FOUR: dict[str, Any] = {"learning_rate": [1e-3, 1e-2], "rank": [2, 4]}
-"""Four configurations, two shapes of adapters."""
-TWO: dict[str, Any] = {"rank": [2, 4]}
-"""One of each shape."""
+FOUR: dict[str, Any] = {"learning_rate": [1e-3, 1e-2], "rank": [2, 4]}  # four configurations, two shapes of adapters
+TWO: dict[str, Any] = {"rank": [2, 4]}  # one of each shape
 
 
 def base(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def distance(policy: Policy, fused: FusedModel) -> float:
     return mx.abs(logps(policy.model, tokens) - logps(fused.model, tokens)).max().item()  # pyright: ignore
 
 
-CASES: list[tuple[dict[str, Any], bool]] = [
+CASES: list[tuple[dict[str, Any], bool]] = [  # (model and settings, whether merging is allowed)
     *(({"train_type": kind}, merge) for kind in ("lora", "dora") for merge in (True, False)),
     ({"train_type": "full"}, True),
     ({"train_type": "full"}, False),
@@ -67,7 +67,6 @@ CASES: list[tuple[dict[str, Any], bool]] = [
     ({"arch": "qwen3_moe"}, True),
     ({"arch": "phi3"}, True),
 ]
-"""(model and settings, whether merging is allowed)."""
 MORE_CASES: list[dict[str, Any]] = [
     *({"arch": arch} for arch in ("mixtral", "olmo2", "smollm3")),
     *({"arch": arch, "bits": 4} for arch in ("qwen2", "qwen3_moe")),

@@ -29,10 +29,8 @@ BATCHED, BY_GROUP = ["qwen3", "qwen3_moe", "gemma3_text"], ["mamba"]
 FILTERED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
 """Sampling with filters. The same for all tests: mlx compiles constants into its CPU kernels, so each other value costs
 a g++ run."""
-LENGTHS = [1, 3, 70, 9]
-"""Prompt lengths of one batch: the longest exceeds a capacity bucket and the sliding window."""
-MANY_ENDS = list(range(1, 20))
-"""Many end-of-sequence ids: rows end at every step, so the batch is compacted often."""
+LENGTHS = [1, 3, 70, 9]  # prompt lengths of one batch: the longest exceeds a capacity bucket and the sliding window
+MANY_ENDS = list(range(1, 20))  # many end-of-sequence ids: rows end at every step, so the batch is compacted often
 
 
 def policy_of(models: Path, arch: str = "qwen3", eos: list[int] | None = None, **settings: Any) -> Policy:

@@ -13,8 +13,7 @@ from backend.sampling.sampler import GREEDY, Sampling, sample_tokens
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support.cases import cases
 
-GRID = 40_000
-"""Evenly spaced uniforms: shares are then exact to 1 / GRID at each end of a token's interval."""
+GRID = 40_000  # evenly spaced uniforms: shares are then exact to 1 / GRID at each end of a token's interval
 FILTERS = [
     Sampling(),
     Sampling(temperature=2.0),
@@ -147,7 +146,7 @@ def test_greedy_takes_the_likeliest_and_reports_temperature_one(choices: str, mo
     np.testing.assert_allclose(logps, values.max() - np.log(np.exp(values).sum()), atol=1e-6)
 
 
-SAMPLINGS = [
+SAMPLINGS = [  # usual ones, extremes of p, and a k above some vocabularies and without blocks in others
     Sampling(top_k=20, top_p=0.95),
     Sampling(0.7, top_k=1),
     Sampling(1.3, top_k=20, top_p=0.8, min_p=0.02),
@@ -158,7 +157,6 @@ SAMPLINGS = [
     Sampling(0.9, min_p=0.05),
     Sampling(top_k=3000, top_p=0.9),
 ]
-"""Usual ones, extremes of p, and a k above some vocabularies and without blocks in others."""
 
 ROW_KINDS = 10
 

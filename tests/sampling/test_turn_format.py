@@ -107,7 +107,7 @@ def test_calls_equal_trls(tmp_path: Path, parser: str) -> None:
 MINIMAX = '<invoke name="{}">\n<parameter name="{}">{}</parameter>\n<parameter name="{}">{}</parameter>\n</invoke>\n'
 KIMI_K2 = "<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
 ADDED, FOUND = '{"a": 1, "b": 2}', '{"text": "7", "most": "7"}'
-FORMATS = {
+FORMATS = {  # of the parsers that mlx-lm has besides: calls of one section, of their own, and without an end
     "minimax_m2": "<minimax:tool_call>\n"
     + MINIMAX.format("add", "a", 1, "b", 2)
     + MINIMAX.format("find", "text", 7, "most", 7)
@@ -120,7 +120,6 @@ FORMATS = {
     + KIMI_K2.format("find", FOUND)
     + "<|tool_calls_section_end|>",
 }
-"""Of the parsers that mlx-lm has besides: calls of one section, of their own, and without an end."""
 
 
 @pytest.mark.parametrize("parser", FORMATS)

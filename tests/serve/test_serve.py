@@ -170,14 +170,13 @@ def test_prints_of_handlers_do_not_reach_stdout(tmp_path):
     assert b"noise" in done.stderr and b"more" in done.stderr
 
 
-PACKAGE = {
+PACKAGE = {  # mlx-lm in small: a package that imports its parts, and a handler that imports one of them
     "mlx_lm/__init__.py": "import time\ntime.sleep(0.3)\nfrom .generate import GENERATE\n",
     "mlx_lm/generate.py": "from .models.cache import CACHE\nGENERATE = CACHE\n",
     "mlx_lm/models/__init__.py": "",
     "mlx_lm/models/cache.py": "CACHE = 1\n",
     "handlers.py": "from mlx_lm.models.cache import CACHE\nsample = lambda call: CACHE\n",
 }
-"""mlx-lm in small: a package that imports its parts, and a handler that imports one of them."""
 SCRIPT = """
 import threading, time
 from backend.models.tokenizers import import_mlx_lm

@@ -64,8 +64,7 @@ class Repo:
     gated: bool = False
     private: bool = False
     head: str = COMMIT
-    revisions: dict[str, Repo] = field(default_factory=dict)
-    """Branch or tag → the repository at it, besides main."""
+    revisions: dict[str, Repo] = field(default_factory=dict)  # branch or tag → the repository at it, besides main
 
     def is_lfs(self, name: str) -> bool:
         return is_lfs(name, len(self.files[name]))

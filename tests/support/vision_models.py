@@ -42,12 +42,11 @@ PLACEHOLDERS = {
     "gemma3": "<start_of_image>",
     "lfm2_vl": "<image>",
 }
-TRANSFORMERS = {
+TRANSFORMERS = {  # beginnings of mlx-vlm's names → transformers'
     "smolvlm": {"language_model.lm_head": "lm_head", "language_model": "model.text_model"},
     "lfm2_vl": {"language_model.model": "model.language_model", "": "model."},
     "qwen3_vl": {"language_model.model": "model.language_model", "vision_tower": "model.visual"},
 }
-"""Beginnings of mlx-vlm's names → transformers'."""
 IMAGE_TOKEN = TEXT_VOCABULARY  # its id, in every family
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"

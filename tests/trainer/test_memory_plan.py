@@ -56,8 +56,7 @@ class Case:
     group: int = 8
     prompt: int = 64
     completion: int = 96
-    side: int = 0
-    """Pixels of a prompt's picture; the model is `qwen3_vl` or that of `arch`."""
+    side: int = 0  # pixels of a prompt's picture; the model is `qwen3_vl` or that of `arch`
 
     def __str__(self) -> str:
         return self.name

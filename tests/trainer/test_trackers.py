@@ -363,12 +363,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFolder]:
     return place, small_run.trained(raw, RunFolder(place / "run"))
 
 
-HARM: dict[str, str] = {
+HARM: dict[str, str] = {  # what the process of a tracker does → its program
     "never ends": "import time; time.sleep(300)",
     "is killed": "import os; os.kill(os.getpid(), 9)",
     "is stopped": "import os; os.kill(os.getpid(), 19)",
 }
-"""What the process of a tracker does → its program."""
 
 
 @pytest.mark.parametrize("harm", [*HARM, "works", "cannot be started"])

@@ -41,8 +41,7 @@ LOSS = {"beta": 0.05, "epsilon": 2e-3, "epsilon_high": 3e-3, "temperature": TEMP
 SIZES = {"batch_size": P, "group_size": G, "max_completion_length": LONGEST}
 BASE = SMALL_LORA | PLAIN_SGD | UNFILTERED | LOSS | SIZES | {"learning_rate": RATE}
 """Plain gradient descent, so that a weight's change is its gradient; two updates, so that ratios are not all 1."""
-ONE_MICRO_BATCH, SEVERAL = 1 << 14, 60
-"""Token budgets: everything in one micro-batch, and a handful of them."""
+ONE_MICRO_BATCH, SEVERAL = 1 << 14, 60  # token budgets: everything in one micro-batch, and a handful of them
 
 
 def config_of(model: Path, **settings: Any) -> Config:

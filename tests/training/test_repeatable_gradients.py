@@ -25,7 +25,7 @@ from backend.types import Completion, Group, Problem
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support.random_models import tiny_model
 
-RESHAPING = {
+RESHAPING = {  # operations that keep different indices different
     "AsType",
     "Copy",
     "Contiguous",
@@ -37,9 +37,7 @@ RESHAPING = {
     "StopGradient",
     "Slice",
 }
-"""Operations that keep different indices different."""
-DISTINCT = {"Arange", "ArgPartition", "ArgSort"}
-"""Operations whose results differ from one another, along an axis."""
+DISTINCT = {"Arange", "ArgPartition", "ArgSort"}  # operations whose results differ from one another, along an axis
 
 
 class GraphNode(NamedTuple):

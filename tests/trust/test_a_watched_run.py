@@ -52,8 +52,7 @@ class Watched:
     output: str = ""
     command_lines: set[str] = field(default_factory=set)
     listening: set[str] = field(default_factory=set)
-    read: set[str] = field(default_factory=set)
-    """Command lines of the processes whose descriptors could be read."""
+    read: set[str] = field(default_factory=set)  # command lines of the processes whose descriptors could be read
 
 
 def tree(root: int) -> list[int]:

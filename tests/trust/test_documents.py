@@ -280,7 +280,7 @@ ROWS = [
     {"prompt": "What is 3*4?", "task": "math", "ground_truth": "12"},
     {"prompt": "Write a function that returns the product of two numbers.", "task": "code", "ground_truth": "5"},
 ]
-BLOCKS = {
+BLOCKS = {  # configurations of the manual's blocks and sentences → functions to run them with
     "GRPOConfig(output_dir='Qwen2-0.5B-GRPO', logging_steps=10)": ["reward_len"],
     "GRPOConfig(..., use_vllm=True)": ["reward_len", "longer"],
     "GRPOConfig(..., use_vllm=True, vllm_mode='server')": ["more_tokens", "async_reward_func"],
@@ -292,7 +292,6 @@ BLOCKS = {
     "GRPOConfig(vllm_importance_sampling_correction=False, vllm_enable_sleep_mode=True, loss_type='dapo')": ["longer"],
     "GRPOConfig(importance_sampling_level='sequence', vllm_importance_sampling_mode='token_mask')": ["boxed"],
 }
-"""Configurations of the manual's blocks and sentences → functions to run them with."""
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -20,8 +20,7 @@ from app.widgets.completion_detail import TagHighlighter, scores_html, show_conv
 from app.widgets.completion_table import STOP_LABELS
 from app.widgets.pictures import PictureButton, PictureDialog
 
-FEWEST_LINES, MOST_LINES = 3, 8
-"""Height of the prompt box: it grows with its text between these."""
+FEWEST_LINES, MOST_LINES = 3, 8  # height of the prompt box: it grows with its text between these
 SHORT = 240
 TITLES = {"base": "Base", "tuned": "Tuned"}
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")

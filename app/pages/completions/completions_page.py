@@ -65,8 +65,7 @@ NOTHING = "No completions yet", "They appear here with the first step of a run."
 ANSWERS = "No completions", "SFT learns the answers of its dataset and samples none. Chat shows what it writes now."
 """Title, sentence and button of the page without completions."""
 STEP, RUN = "step", "run"
-TYPING_MS, SAVING_MS = 300, 500
-"""Pause in typing before a search; time that saving takes before it shows its progress."""
+TYPING_MS, SAVING_MS = 300, 500  # pause in typing before a search; time that saving takes before it shows its progress
 
 
 class RunLines(Sequence[CompletionLine]):

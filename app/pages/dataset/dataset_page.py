@@ -51,8 +51,7 @@ from backend.utils.errors import UserError
 
 UNCOUNTED = "Choose the column with the prompts to count their tokens."
 SHARES = (3, 2)
-MOVED_MS = 60
-"""Rest of the cursor on a row before that row is requested: a held arrow key requests none on its way."""
+MOVED_MS = 60  # rest of the cursor on a row before that row is requested: a held arrow key requests none on its way
 TRY = "Sample the model on the selected rows and score the completions (Ctrl+Shift+D)"
 TRY_NOT = f"The model is sampled on rows of the training split, {MAX_ROWS:,} at most."
 ALLOW = "Asks if the Python file may run, and then shows the rows as its function makes them"

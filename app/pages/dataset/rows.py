@@ -20,14 +20,11 @@ from app.widgets.basic.number_format import counted
 from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, CellDelegate, Column, Index, RowsModel
 from app.widgets.pictures import IN_A_CELL, PictureStrip, draw_pictures, pictures
 
-CHUNK = 100
-"""Rows of a chunk: more than a screen of them."""
-MAX_REQUESTS = 2
-"""Chunks requested at a time: the view covers two at most."""
+CHUNK = 100  # rows of a chunk: more than a screen of them
+MAX_REQUESTS = 2  # chunks requested at a time: the view covers two at most
 MAX_CHUNKS = 60
 PLACEHOLDER = "…"
-GONE: Mapping[str, Any] = {"cells": {}, "tokens": None, "images": ()}
-"""A row that the dataset no longer has."""
+GONE: Mapping[str, Any] = {"cells": {}, "tokens": None, "images": ()}  # a row that the dataset no longer has
 MIN_WIDE_WIDTH, MIN_WIDTH, MAX_WIDTH = 160, 56, 200
 """Width in pixels: least of the widest column, least and most of the others."""
 MEASURED_ROWS, MEASURED_CHARS = 30, 200

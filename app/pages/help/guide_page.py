@@ -14,8 +14,7 @@ from app.widgets.basic.layout import column, configure, connect, holder, row, sp
 
 PLACE = Qt.ItemDataRole.UserRole
 CONTENTS_WIDTH = 264
-WHOLE_LINE = 40
-"""Pixels at the end of a chapter that always stay in sight: its last heading can be scrolled to the top."""
+WHOLE_LINE = 40  # pixels at the end of a chapter that always stay in sight: its last heading can be scrolled to the top
 
 
 class GuideContents(QWidget):

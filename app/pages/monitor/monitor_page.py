@@ -37,7 +37,7 @@ from backend.trainer.evaluation.evaluation_rows import evaluations_of
 
 CORRECT = "correct"
 AVERAGED = "Mean of the newest steps, and its change since the first ones: ten each, or a quarter of a short run."
-TILES = (
+TILES = (  # label, metric, colour, unit, help
     ("Correct", CORRECT, "good", "share", f"Share of completions with the full score for correctness. {AVERAGED}"),
     ("Reward", "reward", "accent", "", f"Mean reward of a step. {AVERAGED}"),
     ("Divergence", "distillation/divergence", "kl", "nats", f"Distance from the teacher, per token. {AVERAGED}"),
@@ -50,13 +50,11 @@ TILES = (
     ("Learning", "train_tokens_per_second", "text", "tokens/s", "Tokens learned per second in the newest step."),
     ("Peak memory", "peak_memory_gb", "text", "GB", "The most memory that was in use at once."),
 )
-"""Label, metric, colour, unit, help."""
-TILES_OF_MODE = {
+TILES_OF_MODE = {  # mode → metrics of its tiles, besides those of every run
     "grpo": ("reward", "kl", "clip_ratio_total", "completions/mean_length", "rollout_tokens_per_second"),
     "sft": ("loss", "entropy", "train_tokens_per_second"),
     "distill": ("distillation/divergence", "completions/mean_length", "rollout_tokens_per_second"),
 }
-"""Mode → metrics of its tiles, besides those of every run."""
 AT_ONCE = ("rollout_tokens_per_second", "train_tokens_per_second", "peak_memory_gb")
 """Metrics of which the newest value alone says something."""
 LOW_PAGE = 660  # height of the page below which it leaves out what the charts say too

@@ -19,7 +19,7 @@ from backend.runs.run_names import name_of
 from backend.runs.steering import Change, changed
 from backend.utils.errors import UserError
 
-GROUPS: dict[str, tuple[str, ...]] = {
+GROUPS: dict[str, tuple[str, ...]] = {  # title → keys; together they are `STEERABLE`
     "Learning": ("iters", "learning_rate", "lr_final", "max_grad_norm"),
     "Update": ("beta", "epsilon", "epsilon_high", "delta", "entropy_coef", "mask_truncated_completions"),
     "Sampling": ("temperature", "top_p", "top_k", "min_p", "dynamic_sampling"),
@@ -28,7 +28,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("save_every", "steps_per_eval", "stop_when", "early_stopping_patience", "early_stopping_min_delta"),
     ),
 }
-"""Title → keys; together they are `STEERABLE`."""
 COLUMNS = 3
 ASKED = "Sent. The trainer answers at its next break."
 

@@ -26,8 +26,7 @@ SOURCES = {"model": "Model", "run": "Run", "file": "File"}
 ROW_CHOICES = {"random": "Random rows", "first": "First rows", "numbers": "These rows"}
 _RANGES = re.compile(r"\s*\d+\s*(-\s*\d+\s*)?(,\s*\d+\s*(-\s*\d+\s*)?)*")
 REWARD, SCORES, MEAN, WEIGHT, TIME = range(5)
-HISTOGRAM_ROLE = Qt.ItemDataRole.UserRole
-"""Item role of the Scores column: (scores, colour)."""
+HISTOGRAM_ROLE = Qt.ItemDataRole.UserRole  # item role of the Scores column: (scores, colour)
 BINS, MAX_BAR_WIDTH = 24, 16
 MOST_ROWS = 6  # functions on the board without scrolling
 STALE = {

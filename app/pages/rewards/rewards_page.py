@@ -31,8 +31,7 @@ UNCHECKED = "Not checked yet."
 NO_COMPLETIONS = "Sample or load completions first."
 TOO_FEW = "It compares completions: give two of one prompt."
 COUNTING = "Counting the calls…"
-LINE = 24
-"""Height of a figure's row, in pixels."""
+LINE = 24  # height of a figure's row, in pixels
 MEANING = Column("Meaning", font=partial(theme.figures_font, theme.CAPTION))
 AGREEMENT = (Column("Agreement", 128), Column("Value", 84, is_figure=True), MEANING)
 LABEL_COLUMNS = (Column("Completion"), Column("Yours", 64, is_figure=True), Column("Judge's", 64, is_figure=True))

@@ -56,14 +56,13 @@ from backend.utils.errors import UserError
 DRAWS = {"list": "any of", "log_uniform": "log-uniform between", "uniform": "uniform between"}
 HINTS = {"list": "1e-5, 3e-5, 1e-4", "uniform": "0.5, 1.5", "log_uniform": "1e-6, 1e-3"}
 STATE_ROLES = {"finished": "good", "training": "accent", "failed": "bad", "stopped": "warning"}
-FIGURES = (
+FIGURES = (  # columns after that of the value
     Column("± sd", 72, True),
     Column("Seeds", 62, True),
     Column("Step", 72, True),
     Column("Completions", 104, True),
     Column("State", 116),
 )
-"""Columns after that of the value."""
 SETTING_WIDTH = 88
 SHARE = Qt.ItemDataRole.UserRole  # item role of a cell with a bar: its length, 0 … 1
 DECLINED = "The code was not allowed to run, so nothing was started."

@@ -36,20 +36,18 @@ from backend.config.setting import Setting
 from backend.utils.errors import ConfigProblem
 
 COLUMN, MAX_COLUMNS = 200, 4
-ESSENTIALS = {
+ESSENTIALS = {  # block → its settings among the essentials
     "model_data": ("model", "data", "teacher_model"),
     "fine_tune": ("train_mode", "train_type", "rank"),
     "training": ("iters", "batch_size", "learning_rate"),
     "generation": ("group_size", "max_completion_length", "temperature", "beta", "grpo_loss_type"),
 }
-"""Block → its settings among the essentials."""
 ESSENTIAL = frozenset(key for keys in ESSENTIALS.values() for key in keys)
 BUILT_FIRST = ESSENTIAL | {key for key in SETTINGS if SETTINGS[key].kind in ("model", "dataset", "adapter", "file")}
 """Settings whose fields are built with the form: those on show, and those that Train connects to its pickers."""
 ROOMY, FEW_COLUMNS = 740, 3
 """Room from which the essentials of a block stand in one row, and the columns of a narrower form."""
-MAX_CHARS = 28
-"""Of a value on a chip."""
+MAX_CHARS = 28  # of a value on a chip
 
 
 class Form(TabArea):
@@ -321,8 +319,7 @@ class ChangedChips(QWidget):
         self._draft = draft
         self.count = label(role="muted", minimumHeight=theme.scaled(24))
         self.chips: dict[str, Chip] = {}
-        self.after: QWidget = self
-        """The widget before the chips in the order of Tab."""
+        self.after: QWidget = self  # the widget before the chips in the order of Tab
         line = QWidget(self)
         self._flow = FlowLayout(line, theme.SPACE, 6)
         self._flow.addWidget(self.count)

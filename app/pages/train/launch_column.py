@@ -35,14 +35,11 @@ from backend.config.setting import Setting
 from backend.utils.errors import ConfigProblem
 from backend.utils.files import exists
 
-WIDTH, NARROW_WIDTH = 312, 272
-"""Width of the column in pixels before scaling: usual, and in a narrow page."""
+WIDTH, NARROW_WIDTH = 312, 272  # width of the column in pixels before scaling: usual, and in a narrow page
 SHOWN_PROBLEMS = 6
 LISTED_MIN_SHARE = 0.01
-SMALL_SHARE = 0.1
-"""Of the machine's memory: a run that needs less has its parts folded."""
-ROW_MIN_BYTES = 0.5e6
-"""A smaller part gets no row: it would say 0 MB."""
+SMALL_SHARE = 0.1  # of the machine's memory: a run that needs less has its parts folded
+ROW_MIN_BYTES = 0.5e6  # a smaller part gets no row: it would say 0 MB
 DEMO = (
     "The demo is loaded: a small bundled model learns, from rewards alone, to work sums out instead of guessing them. "
     "It takes about a minute and downloads nothing. To train on your own questions, drop a csv or jsonl file anywhere."

@@ -29,12 +29,11 @@ from backend.utils.files import user_path
 FIELDS = tuple(key for key, setting in SETTINGS.items() if setting.group == MACHINES)
 NAME, ADDRESS, STATE = 1, 2, 3
 MOST_ROWS = 8
-LEVELS: dict[Level, tuple[str, str]] = {
+LEVELS: dict[Level, tuple[str, str]] = {  # level of a finding → its word and the role of its label
     "refuse": ("Refused", "problem"),
     "warn": ("Warning", ""),
     "info": ("Note", "muted"),
 }
-"""Level of a finding → its word and the role of its label."""
 
 
 def free_memory(facts: MachineFacts) -> str:

@@ -28,8 +28,7 @@ from backend.rewards import catalogue
 from backend.rewards.catalogue import BUILT_IN, JUDGE, Parameter, RewardCall, RewardEntry, find_call, metric_name
 
 USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
-ROW, COMPACT_ROW = 38, 30
-"""Height of a row in pixels: two lines of text, or one."""
+ROW, COMPACT_ROW = 38, 30  # height of a row in pixels: two lines of text, or one
 TRIED_ROWS = 4
 TRY_TIP = f"Samples completions to {TRIED_ROWS} random prompts from the model, and scores them"
 MIN_SCORES_WIDTH = 184

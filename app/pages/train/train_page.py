@@ -38,10 +38,8 @@ from backend.utils.hub_cache import is_dataset_cached
 
 DENSITIES = {"essentials": "Essentials", "all": "All settings"}
 REWARD_FIELDS = ("reward_functions", "reward_weights", "reward_functions_file")
-NO_CHIP = {*ESSENTIAL, "reward_functions", "reward_weights"}
-"""Settings that the essentials show."""
-SETTLE_MS = 150
-"""Pause in typing before problems are shown: a number half typed is not yet wrong."""
+NO_CHIP = {*ESSENTIAL, "reward_functions", "reward_weights"}  # settings that the essentials show
+SETTLE_MS = 150  # pause in typing before problems are shown: a number half typed is not yet wrong
 ROOMY = 1000
 WAIT_MS = 400
 """Time that the dataset line is visible before it asks for the dataset: not while the window is still opening."""

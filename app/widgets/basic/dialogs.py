@@ -12,8 +12,7 @@ from app import theme
 from app.state.prefs import Prefs
 from app.widgets.basic.layout import column, configure, on_screen
 
-memory: list[Prefs] = []
-"""The window's preferences, which remember the folders of file dialogs."""
+memory: list[Prefs] = []  # the window's preferences, which remember the folders of file dialogs
 
 
 class Dialog(QDialog):
@@ -93,8 +92,7 @@ def open_link(link: str) -> bool:
     return QDesktopServices.openUrl(QUrl(link))
 
 
-SAVING = {"save": "Save", "discard": "Do not save", "cancel": "Cancel"}
-"""Answers to the question what becomes of edits."""
+SAVING = {"save": "Save", "discard": "Do not save", "cancel": "Cancel"}  # answers to the question what becomes of edits
 
 
 def ask(parent: QWidget, question: str, detail: str, answers: Mapping[str, str]) -> str:

@@ -27,14 +27,13 @@ BAND_ALPHA, AREA_ALPHA, RAW_ALPHA, LINE_ALPHA = 44, 110, 80, 120
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 TIME_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
-MARKS: dict[MarkKind, tuple[str, str, int]] = {
+MARKS: dict[MarkKind, tuple[str, str, int]] = {  # kind → colour, sign and its size
     "health": ("warning", "t1", 8),
     "change": ("accent", "d", 9),
     "resume": ("text", "t2", 8),
     "checkpoint": ("muted", "s", 5),
     "eval": ("muted", "o", 5),
 }
-"""Kind → colour, sign and its size."""
 WITH_LINE: tuple[MarkKind, ...] = ("health", "change", "resume")
 APART = 12
 MOST_SENTENCES = 6

@@ -45,7 +45,7 @@ BY_FILES: dict[str, str] = {
 """Setting → which file of the folder carries it, where TRL has no argument or `trl grpo` alone would ignore it."""
 AS_TRL_DOES = {"num_layers": -1, "val_batches": -1}
 """Settings whose default is not what TRL does by itself → the value that is."""
-INSTEAD = {
+INSTEAD = {  # setting without a counterpart in TRL → what happens instead, where that is worth saying
     "adapter": "the run begins with new adapters; export their run with --format original, and name it as the model",
     "reference_model_path": "the reference is the model itself as it was before training",
     "distillation_weight": "TRL's GRPO has no self-distillation; its experimental SDPOTrainer does",
@@ -62,18 +62,16 @@ INSTEAD = {
     "mcp_servers": "TRL speaks to no MCP servers: the model is trained without their tools",
     "fuse": "the adapter is saved by itself; PEFT's merge_and_unload merges it",
 }
-"""Setting without a counterpart in TRL → what happens instead, where that is worth saying."""
 _OF_GRPO = {word: fate for title, table in TRL.sections.items() if title != SDPO_TABLE for word, fate in table.items()}
 _CARRIED = {key for fate in _OF_GRPO.values() if isinstance(fate, Translated) for key in fate.settings} | {
     *("scale", "tracker_run_name", "output_schema")
 }
-_UNLESS_DEFAULT = (
+_UNLESS_DEFAULT = (  # settings that are off in TRL too at their default, and then not written
     *("min_p", "neftune_noise_alpha", "chat_template_kwargs", "num_generations_eval", "reward_weights", "delta"),
     *("epsilon_high", "off_policy_mask_threshold", "repetition_penalty", "save_only_model", "use_rslora"),
     *("mask_truncated_completions", "dataset_config", "modules_to_save", "sync_ref_model", "load_best_at_end"),
     *("tracker_project", "run_name"),
 )
-"""Settings that are off in TRL too at their default, and then not written."""
 NO_LIMIT = 1_000_000  # for a correction without an upper limit: as large as the setting may be
 WHOLE_RUN = 0.999999  # a warm-up over all updates, as a share below 1
 _OPTIM = {(ours, bits): names.split()[0] for names, ours, bits in TABLES["optimizers"]}

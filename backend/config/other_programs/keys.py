@@ -15,10 +15,9 @@ ASKS_FOR_NOTHING = ("", "none", "no", "false", "off", "null")
 TABLES: dict[str, Any] = read_resource("other_programs.yaml")  # the tables; the head of the file explains them
 OPTIMIZER_ARGS = {"weight_decay": "weight_decay", "eps": "adam_epsilon", "beta1": "adam_beta1", "beta2": "adam_beta2"}
 """An argument of an optimizer → our setting."""
-CHOICE_ALIASES: dict[str, dict[str, str]] = {
+CHOICE_ALIASES: dict[str, dict[str, str]] = {  # setting → other spellings of its menu's values, lower case → ours
     key: {other: ours for ours, others in menu.items() for other in others} for key, menu in TABLES["choices"].items()
 }
-"""Setting → other spellings of its menu's values, lower case → ours."""
 
 
 @dataclass(frozen=True, slots=True)

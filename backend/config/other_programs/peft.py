@@ -12,11 +12,10 @@ WORD = "peft_config"
 OTHER_KINDS = {kind: nearest for nearest, kinds in TABLES["adapter_kinds"].items() for kind in kinds.split()}
 """peft_type → what is nearest here, for every kind but LORA."""
 LORA_WORDS = tables_of("peft")["LoraConfig"]
-_INTO_TRL = {
+_INTO_TRL = {  # key of LoraConfig → the same in TRL's ModelConfig
     word: word if word.startswith(("lora_", "use_")) else f"lora_{word}"
     for word in ("r", "lora_dropout", "target_modules", "lora_alpha", "use_rslora", "use_dora", "modules_to_save")
 }
-"""Key of LoraConfig → the same in TRL's ModelConfig."""
 DEFAULTS = {"r": 8, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 """LoraConfig's defaults that differ from ours; the modules are those for Llama, Qwen and similar models."""
 

@@ -24,14 +24,13 @@ from backend.utils.errors import ConfigProblem
 from backend.utils.text import about_value, one_line, quote
 
 PROGRAMS: tuple[OtherProgram, ...] = (TRL, MLX_LM_LORA, MLX_GRPO)
-KEY_ALIASES = {
+KEY_ALIASES = {  # another key → ours, where no table has it
     "dataset": "data",
     "max_grad_norm_clip": "max_grad_norm",
     "ref_model": "reference_model_path",
     "torch_dtype": "dtype",
     "early_stopping_threshold": "early_stopping_min_delta",
 }
-"""Another key → ours, where no table has it."""
 DEFAULTS = "defaults"  # the key of another program's file that says whose defaults it takes: `theirs` or `ours`
 _LENGTHS = ("iters", "epochs")
 _OF_ADAPTERS = {"train_type", "num_layers", "rank", "scale", "lora_keys", "modules_to_save", "lora_alpha"}
@@ -88,23 +87,20 @@ def fate_of(word: str, program: OtherProgram | None) -> Word | None:
     return Translated((KEY_ALIASES[word],)) if word in KEY_ALIASES else None
 
 
-MARKS: dict[str, OtherProgram] = {
+MARKS: dict[str, OtherProgram] = {  # keys that identify a file: those of one program only that are not ours
     word: program
     for program in PROGRAMS
     for word in program.words
     if not is_ours(word) and sum(word in other.words for other in PROGRAMS) == 1
 }
-"""Keys that identify a file: those of one program only that are not ours."""
-FOREIGN_WORDS: tuple[str, ...] = tuple(
+FOREIGN_WORDS: tuple[str, ...] = tuple(  # every key that is read and is not ours; suggested for a misspelt key
     dict.fromkeys([*KEY_ALIASES, *(word for program in PROGRAMS for word in program.words if not is_ours(word))])
 )
-"""Every key that is read and is not ours; suggested for a misspelt key."""
-NAMES: dict[str, str] = {
+NAMES: dict[str, str] = {  # another program's key → the one setting of ours that it names
     word: fate.settings[0]
     for word in FOREIGN_WORDS
     if isinstance(fate := fate_of(word, None), Translated) and len(fate.settings) == 1
 }
-"""Another program's key → the one setting of ours that it names."""
 
 
 def program_of(raw: Mapping[str, Any]) -> OtherProgram | None:

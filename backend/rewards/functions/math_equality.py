@@ -22,8 +22,7 @@ LIMIT_S = 1.0
 """Processor time of one comparison. Wall-clock time would make a verdict depend on the load of the machine."""
 
 _BOXES = ("\\boxed{", "\\fbox{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-"""A brace, or a backslash with the character it escapes: `\\{` is no brace."""
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # a brace, or a backslash with the character it escapes: `\{` is no brace
 _INTEGER = re.compile(r"[-−+]?\d{1,3}(?:,\d{3})+|[-−+]?\d+")
 _WORDS = re.compile(r"[^\W\d_]+(?:[\s'’,-]+[^\W\d_]+)*")
 _TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")

@@ -69,11 +69,10 @@ RESAMPLES_AT_ONCE = 256
 BOOTSTRAP_SEED = 0x626F6F74  # the same resamples at every evaluation ("boot" in ASCII)
 ROUNDING = 1e-9  # sums of floats in another order differ by less
 
-MODEL_KEYS = (
+MODEL_KEYS = (  # settings that a run's checkpoint decides
     *("model", "tokenizer", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout"),
     *("lora_keys", "lora_alpha", "use_rslora", "modules_to_save"),
 )
-"""Settings that a run's checkpoint decides."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,13 @@ SideName = Literal["base", "tuned", "model"]
 
 DecodingName = Literal["greedy", "sampled"]
 
-FULL_SCORES = {
+FULL_SCORES = {  # shipped functions that compare with the dataset's answer → the score of a right one
     "r1_accuracy_reward_func": 2.0,
     "accuracy_reward": 1.0,
     "math_eval": 1.0,
     "multiple_choice": 1.0,
     "jaccard": 1.0,
 }
-"""Shipped functions that compare with the dataset's answer → the score of a right one."""
 
 TOTAL = "reward"  # the name of the weighted sum among the figures of a side
 

@@ -500,7 +500,7 @@ def _of_mean(recent: Recent, rule: Rule) -> Finding | None:
     return rule.finding(mean, sentence.format(mean=mean, **about), settings(recent))
 
 
-JUDGES = {
+JUDGES = {  # rules for the judges whose mean reaches the threshold → steps of the mean, and the sentence on the largest
     "judge_fails": (JUDGED, f"The judge {{judge}} gave no score to {{mean:.0%}} of completions over {JUDGED} steps."),
     "judge_saturates": (
         WINDOW,
@@ -511,7 +511,6 @@ JUDGES = {
         "The scores of {judge} follow length more than at the start: their correlation is {mean:.2f}.",
     ),
 }
-"""Rules for the judges whose mean reaches the threshold → steps of the mean, and the sentence on the largest."""
 
 
 def _of_judges(recent: Recent, rule: Rule) -> Finding | None:

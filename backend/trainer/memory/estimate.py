@@ -32,7 +32,7 @@ SLOWER = {False: ("16 bits", "about 6", "about 20"), True: ("packed weights", "a
 """What is not packed and what is → name, and how many times as long as in float32 sampling and learning take on a CPU.
 Measured on x86 with layers of Qwen3-0.6B's size, packed weights with float32 scales; with 16-bit scales it is more."""
 
-PARTS = {
+PARTS = {  # a part of a phase's memory → its title, and what it is
     "weights": ("Weights", "The model as it is loaded."),
     "adapters": ("Adapters", "What LoRA or DoRA adds to the model."),
     "optimizer": ("Optimizer", "What the optimizer remembers of every weight that learns."),
@@ -51,7 +51,6 @@ PARTS = {
     "logits": ("Logits", "A number for each word of the vocabulary, for the tokens at work."),
     "in flight": ("In flight", "Arrays that MLX has prepared ahead of the device."),
 }
-"""A part of a phase's memory → its title, and what it is."""
 
 SPLIT_BY_INPUTS = ("o_proj", "down_proj", "out_proj", "w2", "fc2")
 WHOLE = ("kv_a_proj_with_mqa", "q_a_proj", "gate", "router", "norm")

@@ -25,13 +25,12 @@ Arrays = Mapping[str, tuple[str, tuple[int, ...]]]  # name of a weight → its s
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
 _EXPERT = re.compile(r"experts\.\d+\.")
-_NOT_LOADED = re.compile(
+_NOT_LOADED = re.compile(  # weights of images, sound and multi-token prediction, which mlx-lm leaves in the file
     r"(?:^|\.)(?:"
     r"(?P<sees>vision_tower|vision_model|vision_embedder|embed_vision|visual|multi_modal_projector|connector)"
     r"|audio_tower|embed_audio|mtp)\."
 )
-"""Weights of images, sound and multi-token prediction, which mlx-lm leaves in the file."""
-_STATE_SIZES = (
+_STATE_SIZES = (  # settings of layers with a state
     "mamba_d_state",
     "ssm_state_size",
     "state_size",
@@ -39,7 +38,6 @@ _STATE_SIZES = (
     "conv_L_cache",
     "linear_num_value_heads",
 )
-"""Settings of layers with a state."""
 
 MOST_LAYERS = 10_000
 LARGEST = 2**31  # mlx counts in 32 bits

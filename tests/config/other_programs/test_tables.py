@@ -308,7 +308,7 @@ def test_check_says_on_stderr_what_was_made_of_each_word_and_keeps_stdout_to_its
     assert "use_vllm: without effect here: completions are sampled" in told
 
 
-LORA_CONFIG = (
+LORA_CONFIG = (  # every field of its LoraConfig
     "task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode r "
     "target_modules exclude_modules lora_alpha lora_dropout fan_in_fan_out bias use_rslora modules_to_save "
     "init_lora_weights layers_to_transform layers_pattern rank_pattern alpha_pattern megatron_config "
@@ -316,7 +316,6 @@ LORA_CONFIG = (
     "velora_config alora_invocation_tokens use_qalora qalora_group_size monteclora_config layer_replication "
     "runtime_config lora_bias target_parameters use_bdlora arrow_config kasa_config ensure_weight_tying "
 )
-"""Every field of its LoraConfig."""
 FILE = {"model_name_or_path": "owner/model", "dataset_name": "owner/rows", "reward_funcs": "accuracy_reward"}
 FILE |= {"num_generations": 8}
 ADAPTER = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
@@ -360,14 +359,13 @@ def test_loras_words_are_read() -> None:
     assert meant(target_modules=["q_proj", "v_proj"])["lora_keys"] == ["q_proj", "v_proj"]
 
 
-ASKS: dict[str, Any] = (
+ASKS: dict[str, Any] = (  # a value of each refused word that asks for something
     {"task_type": "SEQ_CLS", "init_lora_weights": "pissa", "exclude_modules": ["o_proj"]}
     | {"layers_to_transform": [0, 1], "bias": "all", "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 2}}
     | {"lora_bias": True, "trainable_token_indices": [5], "use_qalora": True, "target_parameters": ["experts.w"]}
     | {"layer_replication": [[0, 4]], "alora_invocation_tokens": [3], "arrow_config": {"top_k": 2}}
     | {"monteclora_config": {"a": 1}, "use_bdlora": {"a": 1}, "kasa_config": {"a": 1}}
 )
-"""A value of each refused word that asks for something."""
 DEFAULTS: dict[str, Any] = {"task_type": "CAUSAL_LM", "init_lora_weights": True, "bias": "none"}
 DEFAULTS |= {"rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False, "use_qalora": False, "exclude_modules": None}
 
@@ -393,12 +391,11 @@ READ: dict[str, Any] = (
     | {"ensure_weight_tying": True}
 )
 NOT_CARRIED_TOO = {"peft_type": "IA3", "init_lora_weights": "pissa", "bias": "lora_only"}
-OF_NO_CONSEQUENCE = (
+OF_NO_CONSEQUENCE = (  # how it was loaded, trained or begun: the arrays say the rest
     "task_type auto_mapping peft_version revision inference_mode megatron_config megatron_core runtime_config "
     "velora_config qalora_group_size loftq_config eva_config corda_config lora_ga_config layers_pattern fan_in_fan_out "
     "target_modules exclude_modules layers_to_transform modules_to_save"
 )
-"""How it was loaded, trained or begun: the arrays say the rest."""
 
 
 def test_every_word_of_an_adapters_file_is_read_refused_or_of_no_consequence(tmp_path: Path) -> None:

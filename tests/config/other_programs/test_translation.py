@@ -27,8 +27,7 @@ NEEDED = {"model": "owner/model", "data": "owner/rows"}
 BATCH, SAMPLED = "per_device_train_batch_size", "vllm_importance_sampling_"
 SCHEDULE, OPTIONS = "lr_scheduler_type", "lr_scheduler_kwargs"
 CONTENT = {"reward_content_type": "choice_correctness", "reward_format_weight": 0.3, "reward_content_weight": 0.7}
-THEIRS = {"train": True, "batch_size": 2, "iters": 1000, "gradient_accumulation_steps": 10}
-"""A file for mlx-lm-lora."""
+THEIRS = {"train": True, "batch_size": 2, "iters": 1000, "gradient_accumulation_steps": 10}  # a file for mlx-lm-lora
 
 
 def made(**raw: Any) -> dict[str, Any]:
@@ -344,8 +343,7 @@ def test_a_change_by_a_foreign_word_replaces_its_line(change: dict[str, Any], ou
     assert {key: translation.values.get(key) for key in ours} == ours
 
 
-SCRIPT = {"model_name_or_path": "a/b", "dataset_name": "c/d"}
-"""A file for `trl grpo` with nothing but what it needs."""
+SCRIPT = {"model_name_or_path": "a/b", "dataset_name": "c/d"}  # a file for `trl grpo` with nothing but what it needs
 
 
 @cases(
