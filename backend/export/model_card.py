@@ -201,8 +201,8 @@ def _samples_of_rows(evaluation: Evaluation, rows: list[EvaluatedRow]) -> Iterat
     others.sort(key=lambda row: evaluation_rows.mean_reward((row[how] or {}).get("tuned", [])) or 0.0)
     for row in (most, *others[len(others) // 2 :][:1]):
         sides = row[how] or {}
-        ends = {"Before training": sides.get("base"), "After training": sides.get("tuned")}
-        yield _short(row["prompt"]), [_completion(heading, rows[0]) for heading, rows in ends.items() if rows]
+        answers = {"Before training": sides.get("base"), "After training": sides.get("tuned")}
+        yield _short(row["prompt"]), [_completion(heading, each[0]) for heading, each in answers.items() if each]
 
 
 def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[CardSample]:
@@ -213,9 +213,11 @@ def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[CardSampl
             if group is not None and group.get("completions") and (step is None or group["step"] <= step):
                 newest = [*(each for each in newest if each["step"] == group["step"]), group]
     differing = [group for group in newest if len({row.get("reward") for row in group["completions"]}) > 1]
-    last = (differing or newest or [None])[-1]
-    scored = [(reward, row) for row in last["completions"] if (reward := row.get("reward")) is not None] if last else []
-    if last is None or not scored:
+    if not newest:
+        return
+    last = (differing or newest)[-1]
+    scored = [(reward, row) for row in last["completions"] if (reward := row.get("reward")) is not None]
+    if not scored:
         return
     scored.sort(key=itemgetter(0))
     best = max(scored, key=itemgetter(0))[1]
