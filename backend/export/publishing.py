@@ -5,7 +5,6 @@ included.
 """
 
 import json
-import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from typing import Any
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from PIL import Image, ImageColor, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont
 
 from backend.export.export_run import Export, export_run
 from backend.export.exports import Progress, format_named, silent
@@ -106,12 +105,9 @@ def _stamp(path: Path) -> list[Any]:
 
 # Training curves as a PNG, one small plot beside the other
 
-WIDTH, HEIGHT, GAP, EDGE = 560, 400, 44, 28
+WIDTH, HEIGHT, GAP = 560, 340, 44  # pixels of a plot's lines, and around them
 FINER = 3  # supersampling factor, for smooth edges
-BACKGROUND, TEXT, MUTED, GRID = "#ffffff", "#1c1c21", "#65656d", "#e6e6ea"
-COLOURS = {"reward": "#4453d0", "kl": "#b3541e", "completions/mean_length": "#2e7d5b"}
-"""Colours of the window's light theme."""
-PALE = 0.35  # opacity of single steps
+TEXT, MUTED, GRID, PALE, LINE = "#1c1c21", "#65656d", "#e6e6ea", "#c2c6ee", "#4453d0"
 RUNNING = 0.08  # window of the running mean, as a share of the steps
 
 
@@ -119,50 +115,28 @@ def draw_curves(curves: Mapping[str, Curve], titles: Mapping[str, str], to: Path
     """Draw the curves, each of two steps or more, as a PNG; nothing without one."""
     if not curves:
         return
-    width, height = 2 * EDGE + len(curves) * WIDTH + (len(curves) - 1) * GAP, HEIGHT + 2 * EDGE
-    image = Image.new("RGB", (width * FINER, height * FINER), BACKGROUND)
+    width, height = GAP + len(curves) * (WIDTH + GAP), HEIGHT + 3 * GAP
+    image = Image.new("RGB", (width * FINER, height * FINER), "white")
     for place, (name, curve) in enumerate(curves.items()):
-        left = EDGE + place * (WIDTH + GAP)
-        _draw_plot(ImageDraw.Draw(image), left, curve, COLOURS.get(name, COLOURS["reward"]), titles[name])
+        _draw_plot(ImageDraw.Draw(image), GAP + place * (WIDTH + GAP), curve, titles[name])
     image.resize((width, height), Image.Resampling.LANCZOS).save(to, optimize=True)
 
 
-def _draw_plot(pen: ImageDraw.ImageDraw, left: int, curve: Curve, colour: str, title: str) -> None:
-    small, large = (ImageFont.load_default(size * FINER) for size in (22, 26))
-    ticks = round_numbers(min(value for _, value in curve), max(value for _, value in curve))
-    labels = [f"{tick + 0.0:,.6g}" for tick in ticks]  # with a hyphen: the font has no minus sign
-    first, last = curve[0][0], curve[-1][0]
-    x0, x1 = left + max(pen.textlength(label, small) for label in labels) / FINER + 14, left + WIDTH
-    y0, y1 = EDGE + HEIGHT - 38, EDGE + 58
+def _draw_plot(pen: ImageDraw.ImageDraw, left: int, curve: Curve, title: str) -> None:
+    """Every step, pale, and their centred running mean, between lines at the least and the largest value."""
+    font, (steps, values) = ImageFont.load_default(24 * FINER), zip(*curve, strict=True)
+    reach = round(RUNNING * len(curve) / 2) or 1
+    windows = (values[max(0, i - reach) : i + reach + 1] for i in range(len(curve)))
+    low, high, first, last = min(values), max(values), steps[0], steps[-1]
 
     def at(step: float, value: float) -> tuple[float, float]:
-        across, up = (step - first) / max(last - first, 1), (value - ticks[0]) / (ticks[-1] - ticks[0])
-        return (x0 + across * (x1 - x0)) * FINER, (y0 + up * (y1 - y0)) * FINER
+        across, up = (step - first) / (last - first), (value - low) / (high - low or 1)
+        return (left + across * WIDTH) * FINER, (2 * GAP + (1 - up) * HEIGHT) * FINER
 
-    pen.text((left * FINER, EDGE * FINER), title, TEXT, large, anchor="lt")
-    for tick, label in zip(ticks, labels, strict=True):
-        y = at(first, tick)[1]
-        pen.line([(x0 * FINER, y), (x1 * FINER, y)], GRID, FINER)
-        pen.text(((x0 - 10) * FINER, y), label, MUTED, small, anchor="rm")
-    for step, anchor in ((first, "lt"), (last, "rt")):
-        pen.text((at(step, 0)[0], (y0 + 10) * FINER), f"step {step:,}", MUTED, small, anchor=anchor)
-    # Every step, pale, and their centred running mean, with a smaller window near the ends
-    strong, white = ImageColor.getrgb(colour), ImageColor.getrgb(BACKGROUND)
-    pale = tuple(round(PALE * one + (1 - PALE) * two) for one, two in zip(strong, white, strict=True))
-    values, reach = [value for _, value in curve], round(RUNNING * len(curve) / 2) or 1
-    smooth: list[tuple[float, float]] = []
-    for place, (step, _) in enumerate(curve):
-        near = min(reach, place, len(curve) - 1 - place)
-        smooth.append(at(step, fmean(values[place - near : place + near + 1])))
-    pen.line([at(*point) for point in curve], pale, 2 * FINER, joint="curve")
-    pen.line(smooth, colour, 3 * FINER, joint="curve")
-
-
-def round_numbers(low: float, high: float) -> list[float]:
-    """About four evenly spaced round numbers that cover low … high."""
-    if high - low < 1e-12 * max(abs(high), 1):
-        low, high = low - 0.5 * max(abs(low), 1), high + 0.5 * max(abs(high), 1)
-    rough = (high - low) / 4
-    unit = 10 ** math.floor(math.log10(rough))
-    gap = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
-    return [gap * at for at in range(math.floor(low / gap + 1e-9), math.ceil(high / gap - 1e-9) + 1)]
+    pen.text((left * FINER, GAP * FINER), title, TEXT, font)
+    for value, top, text in ((high, 2 * GAP, GAP), (low, 2 * GAP + HEIGHT, 2 * GAP + HEIGHT + 8)):
+        pen.line([(left * FINER, top * FINER), ((left + WIDTH) * FINER, top * FINER)], GRID, FINER)
+        pen.text(((left + WIDTH) * FINER, text * FINER), f"{value + 0.0:,.4g}", MUTED, font, anchor="ra")
+    pen.text((left * FINER, (2 * GAP + HEIGHT + 8) * FINER), f"steps {first:,} to {last:,}", MUTED, font)
+    pen.line([at(*point) for point in curve], PALE, 2 * FINER, joint="curve")
+    pen.line([at(*point) for point in zip(steps, map(fmean, windows), strict=True)], LINE, 3 * FINER, joint="curve")
