@@ -124,13 +124,14 @@ def draw_curves(curves: Mapping[str, Curve], titles: Mapping[str, str], to: Path
 
 def _draw_plot(pen: ImageDraw.ImageDraw, left: int, curve: Curve, title: str) -> None:
     """Every step, pale, and their centred running mean, between lines at the least and the largest value."""
-    font, (steps, values) = ImageFont.load_default(24 * FINER), zip(*curve, strict=True)
+    font = ImageFont.load_default(24 * FINER)
+    steps, values = zip(*curve, strict=True)
     reach = round(RUNNING * len(curve) / 2) or 1
     windows = (values[max(0, i - reach) : i + reach + 1] for i in range(len(curve)))
     low, high, first, last = min(values), max(values), steps[0], steps[-1]
 
     def at(step: float, value: float) -> tuple[float, float]:
-        across, up = (step - first) / (last - first), (value - low) / (high - low or 1)
+        across, up = (step - first) / (last - first or 1), (value - low) / (high - low or 1)
         return (left + across * WIDTH) * FINER, (2 * GAP + (1 - up) * HEIGHT) * FINER
 
     pen.text((left * FINER, GAP * FINER), title, TEXT, font)

@@ -15,6 +15,7 @@ from backend.export import model_card as card_facts
 from backend.export.exports import FORMATS
 from backend.export.model_card import CardFacts, model_card, read_facts
 from backend.export.privacy import clean_json_files, refuse_leaks
+from backend.export.publishing import draw_curves
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.evaluation.evaluation_rows import write_evaluation
@@ -150,6 +151,12 @@ def test_a_run_without_rewards_claims_neither_them_nor_grpo(home: Path) -> None:
     assert "GRPO" not in text and "reward" not in text.lower() and "fine-tuned with SFT on" in text
     assert "| Steps × rows | 3 × 1 |" in text and "![Training curves by step](curves.png)" in text
     assert {"sft", "lora"} <= set(settings_of(card)["tags"])  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("curve", [[(1, 2.0), (2, 2.0)], [(3, 1.0), (3, -1e300)]], ids=["level", "one step twice"])
+def test_a_curve_without_height_or_width_is_drawn(curve: list[tuple[int, float]], tmp_path: Path) -> None:
+    draw_curves({"reward": curve}, {"reward": "Reward"}, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size
 
 
 def test_a_vision_model_is_loaded_as_one(run: RunFolder, home: Path) -> None:
