@@ -39,7 +39,8 @@ from backend.utils.disk import save_as
 from backend.utils.places import RUNS_VARIABLE, demo_config, project_root, resources
 
 SIDE = 32
-GAP, LOGP_TOLERANCE = "sampling/logp_gap/max", 0.02
+GAP = "sampling/logp_gap/max"
+LOGP_TOLERANCE = 0.02
 """Maximum nats between sampler and learner in float32; a wrong position or mask differs by far more."""
 PATIENCE_S = 60.0  # seconds for a process to answer, on a cold disk or a busy machine
 SQUARES = MetalKernel("selftest_squares", ("x",), ("y",), "uint i = thread_position_in_grid.x; y[i] = x[i] * x[i];")
@@ -63,6 +64,10 @@ TWO_STEPS: dict[str, Any] = {  # changes to the demo's settings for a short run
 
 class CheckFailed(Exception):
     """A wrong result: a sentence, and a traceback where there is one."""
+
+    def __init__(self, sentence: str, traceback: str = "") -> None:
+        super().__init__(sentence)
+        self.traceback = traceback
 
 
 class CheckSkipped(Exception):
@@ -248,7 +253,7 @@ def run_checks(checks: Sequence[Check], bench: Workbench) -> Iterator[CheckResul
         except CheckSkipped as skipped:
             sentence, state = str(skipped), "skipped"
         except CheckFailed as failed:
-            sentence, trace = (*failed.args, "")[:2]
+            sentence, trace = str(failed), failed.traceback
         except Exception as error:
             sentence, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
         seconds, private = round(time.perf_counter() - began, 2), (str(bench.folder),)

@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from itertools import chain, islice
 from typing import Any
 from zlib import crc32
 
@@ -131,8 +131,11 @@ def prompt_variety(rows: Rows, config: PromptSettings, source: str) -> PromptVar
     openings = Counter(" ".join(words[:OPENING]) for _, words in texts)
     opening, opened = next(iter(openings.most_common(1)), ("", 0))
     answer, same = next(iter(answers.most_common(1)), ("", 0))
-    before = accumulate((len(words) for _, words in texts), initial=0)
-    sample = [words[: max(0, DISTINCT_WORDS - start)] for start, (_, words) in zip(before, texts, strict=False)]
+    sample: list[Words] = []  # the first DISTINCT_WORDS words
+    left = DISTINCT_WORDS
+    for _, words in texts:
+        sample.append(words[:left])
+        left = max(0, left - len(words))
     return PromptVariety(
         total=len(rows),
         rows=len(texts),

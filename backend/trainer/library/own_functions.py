@@ -99,8 +99,10 @@ class OwnObjects:
         host = FunctionHost(ThreadCaller(), [note], self._resolve)
         scorer = Scorer(reward_source(settings), host, settings.reward_timeout)
         files = {name: entry for name, entry in named.environments.items() if name not in own}
-        in_program = {"environments": files, "functions": [*self.tools.values()], "factories": self.factories}
-        scorer.tools = replace(named, **in_program | ({"file": None, "names": ()} if tools else {}))
+        if tools:
+            named = replace(named, file=None, names=())
+        own_tools = [*self.tools.values()]
+        scorer.tools = replace(named, environments=files, functions=own_tools, factories=self.factories)
         return scorer
 
     def _resolve(
