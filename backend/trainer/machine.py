@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 
 from backend.config.config import Config
@@ -129,6 +129,10 @@ class LoggedError:
     rows: int | None = None
 
 
+def _half(size: int | None) -> int | None:
+    return None if size is None else max(1, size // 2)
+
+
 class GpuErrorLog:
     """A run's gpu_errors.jsonl, whose limits later processes keep to."""
 
@@ -146,8 +150,7 @@ class GpuErrorLog:
         done = len([*retried])
         is_retried, size = done < retries, in_use
         if error.kind != BUFFERS.kind:  # half the micro-batch; after a lack of memory half the rows too
-            tokens, rows = (None if number is None else max(1, number // 2) for number in astuple(in_use))
-            size = StepSize(tokens, rows if error.is_memory else in_use.rows)
+            size = StepSize(_half(in_use.micro_batch_tokens), _half(in_use.rows) if error.is_memory else in_use.rows)
         follows = ""
         if is_retried:
             smaller = "" if size == in_use else " with half the micro-batch"
