@@ -1,5 +1,4 @@
-"""The verbs about files of settings and folders of models, `check`, `estimate`, `validate` and `import`: they load no
-weights."""
+"""Verbs about settings files and model folders, `check`, `estimate`, `validate` and `import`: they load no weights."""
 
 from __future__ import annotations
 

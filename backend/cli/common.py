@@ -91,9 +91,8 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def stoppable(sentence: str, say: Callable[[object], None] = tell_error) -> Iterator[None]:
-    """Exit with STOPPED and a message at the first stop signal, which the message may name as {stop}, out of work whose
-    files are always complete; later signals are ignored. Import C modules before: many drop an exception that comes as
-    they initialise."""
+    """Exit with STOPPED at the first stop signal, with a message that may name it as {stop}, out of work whose files
+    are always complete; later signals are ignored. Import C modules before: many drop exceptions while initialising."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         on_stop_signals(signal.SIG_IGN)
@@ -169,9 +168,8 @@ def ignore_sighup(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def logging_to(folder: RunFolder) -> Iterator[Callable[[str], None]]:
-    """Copy stdout and stderr to log.txt, or write only there if stdout is that file. Yields what writes to it, and
-    never raises: the event log is on the same disk. Raises DiskError, and UserError for a folder with links or
-    pipes."""
+    """Copy stdout and stderr to log.txt, or only write there if stdout is that file. Yields its writer, which never
+    raises: the event log is on the same disk. Raises DiskError, and UserError for links or pipes in the folder."""
     is_log, streams = stdout_is_log(folder), (sys.stdout, sys.stderr)
     require_plain_files(folder.path)  # this is the first file of a run that is written, before its lock is held
     with writing(folder.log):

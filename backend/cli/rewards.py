@@ -163,8 +163,7 @@ def _scoring_settings(config: Path, changes: Sequence[str] | None = None) -> Con
 
 
 def score_all(groups: Sequence[Group], settings: Config, *, prints: bool = False) -> dict[str, Any]:
-    """Score groups in the sandbox. Raises UserError if a function fails. `prints`: what functions print, and
-    tracebacks."""
+    """Score groups in the sandbox. Raises UserError if a function fails. `prints`: functions' output and tracebacks."""
     try:
         with closing(RewardBench()) as bench:
             scored = score_groups(bench, groups, settings)

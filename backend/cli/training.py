@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 class PreparedRun:
     """A run folder with config.yaml, its settings, and the rows and rewards loaded to check them. `lock`: the run's
     lock, if this process already has it. `changes`: settings of a resumed run to change from its next step on.
-    `warnings`: messages for the event log. `origin`: a message that the event log will have, and the terminal has
-    had."""
+    `warnings`: messages for the event log. `origin`: a message for it that the terminal has had."""
 
     folder: RunFolder
     settings: Config
@@ -260,9 +259,8 @@ def train_or_exit(
     shared: Mapping[str, Any] | None = None,
     command: str = "",
 ) -> None:
-    """Train, and exit unless the run finished. After a GPU error, may replace this process by `resume`, but not on rank
-    0 of several machines (`shared`: more arguments of the trainer). `quiet` leaves stdout to the caller. `command`: for
-    the event log."""
+    """Train; exit unless finished. A GPU error may replace this process by `resume`, except on rank 0 of several
+    machines (`shared`: more trainer arguments). `quiet`: stdout is the caller's. `command`: for the event log."""
 
     def show(event: Any) -> None:
         if event.get("phase") == "loading":  # not before: until this process has the lock, log.txt may be another's

@@ -60,8 +60,7 @@ _NOT_DIVIDED = {  # settings without a meaning for a model that is divided among
 
 
 class Rule(NamedTuple):
-    """A problem of a setting. In its sentence `{found}` is the text that the condition returns, and other names are
-    values of settings."""
+    """A setting's problem. In its sentence `{found}` is the condition's result; other names are settings' values."""
 
     setting: str
     sentence: str

@@ -113,8 +113,7 @@ def load(path: str | Path) -> Config:
 
 
 def read(path: str | Path, setting: str = "config") -> dict[str, Any]:
-    """The raw mapping of a YAML or JSON file, with relative paths made absolute where they exist. Raises UserError on
-    `setting`."""
+    """Raw mapping of a YAML or JSON file; relative paths that exist become absolute. Raises UserError on `setting`."""
     path = user_path(str(path), setting)
     raw: Any = read_json(path, setting) if path.suffix.lower() == ".json" else read_yaml(path, setting)
     if not isinstance(raw, dict):

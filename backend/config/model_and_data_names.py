@@ -1,5 +1,4 @@
-"""Checks of the names of models and datasets (a folder, a file, or an id on Hugging Face) and of the tools file. Sends
-no request."""
+"""Checks the names of models and datasets (a folder, file or Hugging Face id) and the tools file, without requests."""
 
 import os
 import re
@@ -81,8 +80,7 @@ def _check_id(name: str, setting: str) -> None:
 
 
 def source_faults(config: Config) -> list[ConfigProblem]:
-    """Faults in the names of model, dataset, teacher and reference policy, and in the tools file, as far as they are
-    needed and not empty."""
+    """Faults in names of model, dataset, teacher and reference policy, and in the tools file, if needed and given."""
     models = ["model"] + (["teacher_model"] if config.train_mode == "distill" else [])
     checks: dict[str, Callable[[str], object]] = {
         **{key: lambda name, key=key: check_weights(model_source(name, key), key) for key in models},

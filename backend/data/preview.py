@@ -128,9 +128,8 @@ def hub_choices(data: str, config_name: str) -> dict[str, list[str]]:
 
 
 def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
-    """Dataset summary for the page, with problems if it cannot be read. {form, splits {split: {rows, about, source,
-    unanswered, repeated}}, names, columns, likely, faults, notes, written}. `about`: estimated rows of a large file,
-    else None."""
+    """The page's dataset summary, with problems if unreadable. {form, splits {split: {rows, about, source, unanswered,
+    repeated}}, names, columns, likely, faults, notes, written}. `about`: a large file's estimated rows, or None."""
     known: dict[str, Any] = {"form": form_of(config.data), "names": [], "splits": {}, "columns": [], "likely": {}}
     known |= {"faults": [], "notes": [], "written": []}
     try:

@@ -333,8 +333,7 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
 
 
 def own_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
-    """Splits of the run's own dataset; without one, empty rows for an environment. Raises UserError if train or a named
-    split is missing."""
+    """A run's own splits; without data, an environment's empty rows. Raises UserError without train or named split."""
     if not config.data.strip() and isinstance(config.environment, str):
         return {"train": Found([{} for _ in range(config.prompts_per_step)], config.environment)}
 

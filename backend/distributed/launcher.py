@@ -67,8 +67,7 @@ if [ "$rank" != 0 ]; then
 fi
 exec 2>&1 "$@"
 """
-"""For sh under mpirun: a worker's output goes to a file. Arguments: folder of logs on rank 0's machine, run name,
-program."""
+"""For sh under mpirun: worker output goes to a file. Arguments: log folder on rank 0's machine, run name, program."""
 
 
 def rank_program(host: Host, verb: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
@@ -90,8 +89,7 @@ def ssh_command(host: Host, program: list[str], variables: Mapping[str, str]) ->
 
 
 def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> list[str]:
-    """Command that starts all ranks by hand, alike: `mlx.launch`, or mpirun, which gets an option from mlx.launch that
-    Open MPI 4 refuses."""
+    """Command to start all ranks alike by hand: `mlx.launch`, or mpirun, as Open MPI 4 refuses an mlx.launch option."""
     program, variables = rank_program(Host(""), "rank", "--run", str(run))
     ours = [f"{name}={value}" for name, value in variables.items()]
     if backend == "mpi":

@@ -178,8 +178,7 @@ def leave_stops_to_leader(patience_s: float = STOP_PATIENCE_S) -> None:
     this one until it has saved. A worker that was meant alone ends after `patience_s`."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
-    # The main thread may be in a sum of MLX that never returns, where no Python handler runs: the C part writes to this
-    # pipe at once.
+    # The main thread may be in an MLX sum that never ends, so no Python handler runs: C writes to this pipe at once.
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     control.on_stop_signals(lambda number, frame: None)
     for number in control.STOP_SIGNALS:

@@ -98,8 +98,7 @@ class PromptScheduler:
         share = FIRST_SHARE if all(self._paces.rounds) else UNKNOWN_SHARE
         later = (1 - share) * count
         if later >= 1 and later * self._each * paces[rank].each_s >= paces[rank].fixed_s:
-            # Else another round would last longer by more than it would even out: it pays the fixed time again, and
-            # its longest completion.
+            # Else another round costs more time than it evens out: the fixed time again, and its longest completion.
             count = int(share * count)
         start = self.prompts - self.left
         if count:

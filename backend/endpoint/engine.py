@@ -1,7 +1,6 @@
-"""Computes the answers of an endpoint, in one thread. Requests with the same model and sampling are decoded together by
-the scheduler of a rollout, and join while others are decoded: long prompts are read in pieces, between their tokens.
-Other requests (constrained decoding, penalties, top log-probabilities, models with other caches) are decoded token by
-token, in turns."""
+"""Computes an endpoint's answers in one thread. Requests with the same model and sampling are decoded together by a
+rollout's scheduler, and join while others are decoded: long prompts are read in pieces, between their tokens. Others
+(constrained decoding, penalties, top log-probabilities, models with other caches) take turns, token by token."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class Job:
 
 
 class Engine:
-    """Call `run` in the thread that loaded the models, `submit` and `stop` in any. `rows`: most answers of a model that
-    are decoded together."""
+    """Call `run` in the thread that loads models, `submit` or `stop` in any. `rows`: most answers at once per model."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -182,8 +180,7 @@ class Lane:
         return admissions
 
     def _startable(self) -> int:
-        """How many of the answers that have arrived have a row, and room in memory. All rows have the length of the
-        longest."""
+        """How many of the arrived answers have a row, and room in memory. All rows have the length of the longest."""
         begun = [_columns(job, int(self._reported[place])) for place, job in self._jobs.items()]
         longest, most = max(begun, default=0), self._scheduler.max_rows
         if begun and most - len(begun) < max(1, most // 8):  # as the scheduler admits them: several are read together

@@ -123,8 +123,7 @@ def blocked_attention(
             ordered = evaluate_after(queries, d_queries[-1:] + d_arrays)
             q, d_o, lse, d = (by_key_head(x, span) for x in (ordered, d_out, logsumexp, delta))
             keys, values = segments(arrays[::2], span), segments(arrays[1::2], span)
-            # S ≤ L, for L is the logarithm of a sum that S is in: P comes out normalised, and its exponent is never
-            # positive.
+            # S ≤ L, as L is the logarithm of a sum that S is in: P is normalised, and its exponent is never positive.
             weights = [exp_nonpositive(x - lse) for x in scores(q, keys, span, causal)]
             # dP and D nearly cancel where P is close to one-hot: in 16 bits little of the difference would be left.
             d_scores = [w * (product(d_o, v.swapaxes(-1, -2)) - d) for w, v in zip(weights, values, strict=True)]
@@ -144,8 +143,7 @@ def blocked_attention(
             *(d.astype(x.dtype) for d, x in zip(d_arrays, arrays, strict=True)),
         )
 
-    # Scaled outside of the custom function: d numbers a query instead of K + N scores, and autodiff scales and rounds
-    # dQ.
+    # Scaled outside the custom function: d numbers a query instead of K + N scores, and autodiff scales and rounds dQ.
     scaled = queries_BHNd.astype(mx.float32) * scale
     own = prompts[:2] if prompts else ()
     return attention(scaled, keys_BJNd, values_BJNe, *own)[0]  # pyright: ignore[reportIndexIssue]
@@ -186,6 +184,5 @@ def cached_attention(
 
 
 def _causal(n: int, N: int) -> mx.array:
-    """[n, N + n]: 0 where the block's query i sees key j, its first one being key N, else −∞. Each block's mask is a
-    slice of it."""
+    """[n, N + n]: 0 where a block's query i sees key j, its first being key N, else −∞. Block masks are its slices."""
     return mx.where(mx.arange(n)[:, None] >= mx.arange(-N, n), 0.0, -mx.inf)

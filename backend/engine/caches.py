@@ -1,6 +1,5 @@
-"""KV caches of a compiled decoding step: arrays of fixed capacity C, of which a step writes one slot (column), or N
-columns of each row's own. Slot, mask and positions are arrays too, so one trace serves all steps of a (rows,
-capacity)."""
+"""KV caches of a compiled decoding step: arrays of fixed capacity C. A step writes one slot (column), or N columns of
+each row's own. Slot, mask and positions are arrays too, so one trace serves all steps of a (rows, capacity)."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -77,8 +76,7 @@ class StepContext:
             pad_B1 = self.pad_B[:, None]
             if heads > 1:
                 pad_B1 = mx.broadcast_to(self.pad_B[:, None, None, None], (len(self.pad_B), heads, 1, 1))
-            # `<=`: the step writes column `slot` before it attends. Later columns hold nothing yet, or a previous use's
-            # numbers.
+            # `<=`: the step writes column `slot` before it attends. Later columns hold nothing yet, or old numbers.
             slot = self.slot
             if self.tokens is not None:
                 slot = (slot[:, None] + mx.arange(self.tokens))[:, None, :, None]
@@ -265,8 +263,7 @@ class PrefixMask:
 
 
 class PrefixReader:
-    """A layer's cache in the pass over completions, which attend to their prompt's keys and values [P, J, K, d] and
-    their own."""
+    """A layer's cache in a pass over completions, which see the prompt's keys and values [P, J, K, d] and their own."""
 
     def __init__(self, keys: mx.array, values: mx.array, prefix_mask: PrefixMask) -> None:
         self.keys, self.values, self.prefix_mask = keys, values, prefix_mask
@@ -279,8 +276,7 @@ class PrefixReader:
         self._issued: tuple[mx.array, mx.array]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Keys and values of prompt and row, [B, J, K + N, d]; never evaluated where blocked attention takes the
-        segments."""
+        """Keys and values of prompt and row, [B, J, K + N, d]; never evaluated if blocked attention takes segments."""
         repeat = self.prefix_mask.repeat_for_rows
         self._own = keys, values
         self._issued = tuple(  # pyright: ignore

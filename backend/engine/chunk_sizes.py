@@ -1,5 +1,4 @@
-"""Chunk sizes of the engine with enough memory; False is a CPU, True a GPU. The memory estimate reads them
-too."""
+"""Chunk sizes of the engine with enough memory; False is a CPU, True a GPU. The memory estimate reads them too."""
 
 # tokens with padding in one forward and backward pass: enough to keep the device busy
 MICRO_BATCH_TOKENS = {False: 512, True: 4096}

@@ -32,8 +32,7 @@ def left_nothing(error: RuntimeError) -> bool:
 
 @cache
 def check_compiler() -> str:
-    """Try mlx's compiler (g++), and turn compiling off if it fails. Returns a sentence where nothing is compiled, else
-    ""."""
+    """Try mlx's compiler (g++); turn compiling off if it fails. Returns a sentence if nothing is compiled, else ""."""
     if not on_cpu():
         return ""
     if shutil.which(COMPILER) is None:

@@ -25,9 +25,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 @cache
 def load_openblas() -> str:
-    """Load OpenBLAS on Linux if it is installed and mlx is not imported yet. Returns one sentence on the BLAS in use.
-    Sets OPENBLAS_NUM_THREADS to 1 unless it is set: small products only wait for a second thread. Has glibc keep freed
-    arrays."""
+    """Load OpenBLAS on Linux if installed and mlx is not imported yet. Returns a sentence on the BLAS in use. Sets
+    OPENBLAS_NUM_THREADS to 1 if unset: small products only wait for a second thread. Has glibc keep freed arrays."""
     if sys.platform != "linux":
         return "BLAS is the one that mlx is built with on this system."
     if "mlx.core" in sys.modules:

@@ -34,8 +34,7 @@ class EmbeddingNoise:
 
     @contextmanager
     def on(self, rows: Sequence[int], lengths: Sequence[int]) -> Iterator[None]:
-        """Add noise to the embeddings of whole rows, [B, L, H]. `rows`: their numbers in the rollout; `lengths`: tokens
-        without padding."""
+        """Add noise to embeddings of whole rows, [B, L, H]. `rows`: rollout numbers; `lengths`: unpadded tokens."""
         kind = type(self.embedding)
 
         class NoisyEmbedding(kind):

@@ -57,8 +57,7 @@ def sequence_rows(
     mask_BT: mx.array,
     images: Sequence[PromptImages | None] = (),
 ) -> SequenceRows:
-    """The arrays of a batch, [B, …]. Rows of one group have the same prompt. Waits for the device: call it once per
-    batch."""
+    """The arrays of a batch, [B, …]. Rows of one group share a prompt. Waits for the device: call it once per batch."""
     tokens, lengths, groups = np.array(tokens_BL), np.array(prompt_length_B), np.array(group_B)
     _, first, prompt_of = np.unique(groups, return_index=True, return_inverse=True)
     # np.unique sorts by group number; argsort of argsort gives ranks, so prompts are numbered by first appearance.
@@ -131,8 +130,7 @@ def active_states(split_model: SplitModel, rows: SequenceRows, prefilled: Prefil
     else:
         hidden_BTH = whole_row_states(split_model, rows)
     flat_NH = hidden_BTH.reshape(rows.completion_BT.size, -1)
-    # The gather selects before the head, so masked tokens cost no row of logits; with a full mask it would be only a
-    # copy.
+    # The gather selects before the head, so masked tokens cost no row of logits; with a full mask it would only copy.
     return flat_NH if rows.full else take_distinct(flat_NH, rows.active_N)
 
 
@@ -169,8 +167,7 @@ def prefill_prompts(
     split_model: SplitModel, prompt_PK: mx.array, length_P: mx.array, images: Sequence[PromptImages | None] = ()
 ) -> PrefilledPrompts:
     """One pass over prompts padded on the right, with gradient where the model learns."""
-    # The recorders collect keys and values as a side effect of the pass, so `hidden` must be called before they are
-    # read.
+    # The recorders collect keys and values as a side effect of the pass, so call `hidden` before they are read.
     P, K = prompt_PK.shape
     padded = padded_images(images, K) if any(images) else None
     recorders = [PrefixRecorder(padded and padded.rotation) for _ in range(split_model.prefix_layers)]

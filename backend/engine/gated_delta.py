@@ -42,10 +42,9 @@ def gated_delta_rule(
     chunk: int = CHUNK,
     span: int | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """Outputs [B, T, H, e] in the queries' type, and the state after the last token [B, H, e, d] in float32.
-    `log_decay`: log g ≤ 0, [B, T, H] or [B, T, H, d]. Where `mask_BT` is false a token leaves the state alone.
-    Differentiable in all arrays but the mask. `chunk`: a power of two; `span`: tokens recomputed together (None: as
-    `gated_delta_span` allows)."""
+    """Outputs [B, T, H, e] in the queries' type, and the final state [B, H, e, d] in float32. `log_decay`: log g ≤ 0,
+    [B, T, H] or [B, T, H, d]. A token with false `mask_BT` leaves the state alone. Differentiable in all arrays but the
+    mask. `chunk`: a power of two; `span`: tokens recomputed together (None: by `gated_delta_span`)."""
     (B, T, H, e), d = v_BTHe.shape, k_BTJd.shape[-1]
     log_decay = log_decay.astype(mx.float32).reshape(B, T, H, -1)
     if mask_BT is not None:
@@ -72,8 +71,7 @@ def gated_delta_rule(
     @rule.vjp
     def rule_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, ...]:
         *tokens, _ = primals
-        # The states at the borders are results for this function alone: no caller sees them, and they have no
-        # cotangents.
+        # The border states are results for this function alone: no caller sees them, and they have no cotangents.
         d_out, d_state, borders = cotangents[0], cotangents[1], outputs[2:]
         grads: list[list[mx.array]] = []
         for part, border in zip(reversed(spans), reversed(borders), strict=True):

@@ -22,9 +22,8 @@ PLAIN = (mx.array, str, int, float, type(None))  # types of a layer's arguments 
 
 @contextlib.contextmanager
 def gradient_checkpointing(model: nn.Module, on: bool) -> Iterator[None]:
-    """With `on`, each of `model.layers` keeps its inputs alone and recomputes the rest. Patches the layers' classes,
-    and puts them back: sampling never pays for it. A layer called with an unknown object, which may hold arrays, keeps
-    everything."""
+    """With `on`, each of `model.layers` keeps only its inputs and recomputes the rest. Patches the layers' classes, and
+    puts them back: sampling never pays for it. A layer given an unknown object, which may hold arrays, keeps all."""
     if not on:
         yield
         return

@@ -37,8 +37,7 @@ SMALLEST = 2.0**-126  # normal float32
 
 
 class TokenScores(NamedTuple):
-    """log π of each target, the entropy of each distribution, and with a teacher its divergence from the teacher's, [N]
-    float32 in nats."""
+    """log π of each target, each distribution's entropy and divergence from a teacher's (if any), [N] float32 nats."""
 
     logp_N: mx.array
     entropy_N: mx.array
@@ -74,10 +73,9 @@ def token_logps(
     teacher: Teacher | None = None,
     is_product: bool = False,
 ) -> TokenScores:
-    """log π(target), entropy and divergence under softmax(project(hidden) / temperature), in float32. `head`: the
-    module that `project` uses, None where hidden states are logits. `chunk`: tokens at a time (None: all). `history`:
-    what precedes each position, where logits are penalised. `is_product`: logits are hidden states times the head's
-    weight."""
+    """log π(target), entropy and divergence under softmax(project(hidden) / temperature), in float32. `head`:
+    `project`'s module, None where hidden states are logits. `chunk`: tokens at a time (None: all). `history`: what
+    precedes each position, if logits are penalised. `is_product`: logits are hidden states times the head's weight."""
     targets = _Targets(target_N, temperature, chunk or hidden_NH.shape[0], history, teacher)
     # In 16 bits W[target] − Σ p W would leave little of a gradient where p is close to one-hot.
     by_vocabulary = is_product and hidden_NH.dtype == mx.float32 and not (history or teacher or entropy_gradient)

@@ -1,6 +1,5 @@
-"""Splits a model into body and head, and tries by small passes which fast paths its code allows. No architecture is
-named: where fast and plain path differ, or the model's code raises, the plain path is used and `SplitModel.slow_paths`
-gives the reason."""
+"""Splits a model into body and head, and tries by small passes which fast paths it allows. No architecture is named:
+where fast and plain path differ, or the code raises, the plain one is used and `SplitModel.slow_paths` says why."""
 
 from collections.abc import Callable
 from dataclasses import replace

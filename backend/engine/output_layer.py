@@ -12,8 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-# A causal language model as two functions, body and output layer, so that logits are computed only where they are
-# needed.
+# A causal language model as two functions, body and output layer, so that logits are computed only where needed.
 
 
 @dataclass(slots=True)

@@ -166,8 +166,7 @@ def gated_delta_update(
     """The gated delta rule in chunks, except for a decoding step."""
     if state is not None and q.shape[1] == 1:
         return MLX_LM_GATED_DELTA(q, k, v, a, b, A_log, dt_bias, state, mask, **options)
-    # The logarithms of mlx-lm's `compute_g` and `compute_lower_bound_g`, in their types: the step's decay is exp of the
-    # same numbers.
+    # Logarithms of mlx-lm's `compute_g` and `compute_lower_bound_g` in their types: the step's decay is exp of them.
     rate, lower_bound = mx.exp(A_log.astype(mx.float32)), options.get("lower_bound")
     if lower_bound is None:
         log_decay = -rate * nn.softplus(a + dt_bias)

@@ -35,8 +35,7 @@ def is_float32(norm: nn.Module) -> bool:
 
 
 def mark(model: nn.Module, run: Callable[[], mx.array]) -> None:
-    """Keep the stream in float32. `run` builds the graph of a pass. Raises Unmarked, or what the model's code raises,
-    and leaves no marks."""
+    """Keep the stream float32. `run` builds a pass's graph. Raises Unmarked or the model's error, leaving no marks."""
     if any(WIDENS in vars(module) for module in model.modules()):  # a copy, perhaps with other blocks around them
         _act_on_marks(model)
         return

@@ -77,8 +77,7 @@ class LayerShare:
 
 
 def shard(model: nn.Module, group: mx.distributed.Group) -> dict[str, LayerShare]:
-    """Shard the model over the group, in place. Returns how, by layer name. Raises CannotShardError, and leaves a
-    useless model."""
+    """Shard a model over a group in place. Returns how by layer name. Raises CannotShardError and leaves it useless."""
     of_model = getattr(model, "shard", None)
     if of_model is None:
         raise CannotShardError("mlx-lm has no code that divides it")
@@ -95,8 +94,7 @@ def shard(model: nn.Module, group: mx.distributed.Group) -> dict[str, LayerShare
         if value != was and value == was // group.size() and was % group.size():
             raise CannotShardError(f"its {key} of {was} does not divide by {group.size()}")
     for module in model.modules():
-        # `kv_b_proj`, which some models have instead of `embed_q`, is one of mlx's layers that sum the gradient in
-        # their input.
+        # `kv_b_proj`, which some models have instead of `embed_q`, is a layer of mlx that sums its input's gradient.
         if LATENT in module and "embed_q" in module:
             module[LATENT] = LinearBeforeHeads(module[LATENT], group)
     return {name: shares[id(module)] for name, module in model.named_modules() if id(module) in shares}
@@ -213,8 +211,7 @@ class Adapters:
         return tree_map_with_path(part, whole)
 
     def gather_gradient(self, gradient: Any, add_up: Sum) -> Any:
-        """The gradient in the whole arrays from this rank's parts, the same bits on every rank. All ranks call it
-        together."""
+        """Gradient in the whole arrays from this rank's parts, the same bits on all ranks, which call it together."""
         # Evaluated on every rank: the backward pass has sums over the ranks, which all must join.
         mx.eval(gradient)
         names, own = zip(*tree_flatten(gradient), strict=True)
@@ -271,8 +268,7 @@ def _kinds(adapter: Any, own: Any, share: LayerShare | None, is_summed: bool) ->
     is_lora = isinstance(adapter, (LoRALinear, LoRASwitchLinear))
     if before[division.axis] == after[division.axis] or list(after) != expected or not is_lora:
         return None
-    # LoRALinear has A [in, rank] and B [rank, out]; of experts they are A [experts, rank, in] and B [experts, out,
-    # rank].
+    # LoRALinear has A [in, rank] and B [rank, out]; for experts, A [experts, rank, in] and B [experts, out, rank].
     if share.kind == COLUMNS:
         return {"lora_a": Whole.SUMMED, "lora_b": replace(division, axis=1)}
     is_switch = isinstance(adapter, LoRASwitchLinear)

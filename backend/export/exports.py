@@ -196,8 +196,7 @@ def destination_of(run: RunFolder, export: Export, format_: ExportFormat) -> Des
         if not (root.is_dir() or (root == home / "models" and home.is_dir())):
             advice = "start LM Studio once, attach the disk that holds its models, or export to a folder"
             raise UserError("lm_studio", f"LM Studio was not found: there is no folder {root}; {advice}.")
-        # Built outside LM Studio's models folder, which it watches: beside it, where the last step is a rename, or in
-        # the run.
+        # Built outside the models folder LM Studio watches: beside it, where the last step is a rename, or in the run.
         root = resolved(root)
         workshop = root.parent if os.access(root.parent, os.W_OK) else run.path
         return Destination(root / PUBLISHER / safe_name(name), workshop, export.overwrite)

@@ -285,9 +285,8 @@ class ChatFormat:
 
 
 def chat_format(render: Render, beginning: str = "") -> ChatFormat | None:
-    """Extract a chat template's text around messages; None if it does more. A Jinja template is rendered on a sample
-    chat; the text between its messages must reproduce other chats. `beginning` is the token that Ollama itself adds
-    before every prompt."""
+    """Extract a chat template's text around messages; None if it does more. Renders a Jinja template on a sample chat;
+    the text between messages must reproduce other chats. `beginning`: the token that Ollama adds before each prompt."""
     user = {"role": "user", "content": MARKS["first"]}
     answered = [user, {"role": "assistant", "content": MARKS["answer"]}, {"role": "user", "content": MARKS["second"]}]
     system = {"role": "system", "content": MARKS["system"]}

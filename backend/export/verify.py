@@ -65,9 +65,8 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A trained model's logits on samples. `logits`: for each of `tokens` the [≤48, V] float32 logits that predict its
-    compared tokens. `effect`: RMS change by training, or None. `tolerance`: a value of TOLERANCE, or None if the export
-    quantises."""
+    """A trained model's logits on samples. `logits`: for each of `tokens` the [≤48, V] float32 logits for its compared
+    tokens. `effect`: RMS change by training or None. `tolerance`: one of TOLERANCE, or None if the export quantises."""
 
     samples: list[AnsweredPrompt]
     tokens: list[TokenizedSample]
@@ -128,8 +127,7 @@ def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verificatio
         answer = mx.array(ids[-compared:])
         nats += float(mx.sum(mx.abs(_logps(written_PV, answer) - _logps(expected_PV, answer))))
         squares += float(mx.sum(mx.square(error_PV)))
-    # The median over positions: a token that rounding routes to another expert is no error; a wrong tensor shows
-    # everywhere.
+    # The median over positions: rounding may route a token to another expert, but a wrong tensor shows everywhere.
     off = float(mx.median(mx.concatenate(typical)))
     if not math.isfinite(off):
         raise NotFiniteError(f"The model written to {folder} gives no finite numbers.")

@@ -70,10 +70,9 @@ class Effect:
 
 @dataclass(slots=True)
 class Agreement:
-    """Figures are None or empty where they could not be measured. `accuracy`: of the `pairs` that the user ranks
-    differently, where a tie counts half. `itself`: between two askings. `spread`: standard deviation of scores within a
-    group. `places`: mean score by place in the list. `place`: what the place `which` adds. `length`: what filler
-    adds."""
+    """Figures that could not be measured are None or empty. `accuracy`: of the `pairs` that the user ranks differently,
+    where a tie counts half. `itself`: between two askings. `spread`: standard deviation of scores within a group.
+    `places`: mean score by place in the list. `place`: what the place `which` adds. `length`: what filler adds."""
 
     name: str
     kind: Kind

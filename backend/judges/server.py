@@ -78,8 +78,7 @@ def save_key(host: str, key: str) -> None:
 
 
 class Server:
-    """A server that is asked from an event loop in a thread of its own, which ends with `close`. `identity`: the name
-    of its model."""
+    """A server, asked from an event loop in its own thread, which ends with `close`. `identity`: its model's name."""
 
     def __init__(self, url: str, model: str, timeout_s: float) -> None:
         """Looks whether the server is there. `model`: "" for its first. Raises UserError."""

@@ -323,8 +323,7 @@ def hash_of(file: Path, like: str) -> str:
 def _locked(
     path: Path, repo_id: str, repo_type: str, wait: Callable[[float], None] | None = None
 ) -> Iterator[BinaryIO]:
-    # flock rather than a lock file: the kernel releases it with the process. "ab" never truncates another process's
-    # file.
+    # flock, not a lock file: the kernel releases it with the process. "ab" never truncates another process's file.
     with path.open("ab") as file:
         until = time.monotonic() + LOCK_TIMEOUT_S
         while not take(file.fileno()):

@@ -55,8 +55,7 @@ class ShardedPolicy(Policy):
     def broadcast_from_rank0(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """Rank 0's values of 32-bit arrays of one shape; exact, since bits are added to zeros."""
         bits = mx.stack([array.view(mx.int32) for array in arrays])
-        # A product, not zeros of their own: those would depend on nothing, and this sum would begin before those of the
-        # forward pass.
+        # A product, not zeros: those depend on nothing, and this sum would begin before those of the forward pass.
         bits = mx.distributed.all_sum(bits * int(self.group.rank() == 0), group=self.group)
         return [bits[i].view(array.dtype) for i, array in enumerate(arrays)]
 
@@ -70,8 +69,7 @@ def load_sharded_policy(
     if sentence := cpu.check_compiler():
         note(sentence)
     cast(model, config.dtype)
-    # The adapters of the whole model, whose weights are not read for that: the same arrays as on one machine, from the
-    # same seed.
+    # The whole model's adapters, for which no weights are read: the same arrays as on one machine, from the same seed.
     adapted = copy_sharing_arrays(model)
     keys = attach_adapters(adapted, config, note)
     with _refusals(config, group.size()):

@@ -46,8 +46,7 @@ def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = No
 
 @contextmanager
 def refusing(sentence: str, setting: str) -> Iterator[None]:
-    """Raise what mlx-lm, transformers, the Hub and a model's own code raise, which may be anything, as a UserError:
-    `sentence` and the reason."""
+    """Raise any error of mlx-lm, transformers, the Hub or a model's code as a UserError: `sentence` and the reason."""
     try:
         yield
     except UserError:

@@ -29,8 +29,7 @@ def is_held(path: Path) -> bool:
 
 
 def try_hold(path: Path) -> int | None:
-    """A handle that holds the lock until it is closed; None where another process has it. Creates the file. Raises
-    OSError."""
+    """A handle that holds the lock until closed; None if another process has it. Creates the file. Raises OSError."""
     while True:
         handle = os.open(path, CREATED, 0o600)
         try:

@@ -1,5 +1,4 @@
-"""Files of settings: any of another program as one of ours; the problems of a file that is opened, and which keys were
-probably meant."""
+"""Files of settings: any of another program as one of ours; an opened file's problems, and the keys probably meant."""
 
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
