@@ -27,7 +27,8 @@ _first_import = threading.Lock()
 
 
 def import_mlx_lm() -> None:
-    """Import mlx-lm before threads import parts of it: concurrent imports of both end in `_DeadlockError`."""
+    """Import mlx-lm before threads import parts of it, or transformers: concurrent imports end in `_DeadlockError`, or
+    in an ImportError, as transformers replaces its module while it is imported."""
     with _first_import:
         import mlx_lm  # noqa: F401  # pyright: ignore[reportUnusedImport]
 

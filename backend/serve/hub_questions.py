@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from backend.distributed.hosts_file import parse_hosts
-from backend.export.peft_files import import_adapter as carry
 from backend.models import inventory
 from backend.runs.saved_weights import imported_folder
 from backend.serve.questions import QuestionCall
@@ -114,6 +113,7 @@ def check_machines(call: QuestionCall, hosts: Any, name: str, **wanted: Any) -> 
 
 def import_adapter(call: QuestionCall, folder: str, model: str) -> dict[str, Any]:
     """{path: the new folder beside it, sentences}. Replaces an earlier import."""
+    from backend.export.peft_files import import_adapter as carry
 
     def report(sentence: str, done: float | None = None) -> None:
         call.check()

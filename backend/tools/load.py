@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.request import ProxyHandler, build_opener
 
 from backend.config.config import Config, keys_used_by
+from backend.models.tokenizers import import_mlx_lm
 from backend.rewards.allowed_code import AllowedCode, AllowedServers
 from backend.rewards.calls import ThreadCaller, wait_on
 from backend.rewards.catalogue import DEFAULT_REWARDS
@@ -57,6 +58,7 @@ def load_tools(config: Config, scorer: Scorer) -> ToolHost | None:
     servers, which closing the scorer ends. Raises UserError."""
     hosts, taken = list[ToolHost](), dict[str, str]()
     if config.tools_file or config.environment:
+        import_mlx_lm()
         from backend.tools.toolbox import run_tools  # imports transformers
 
         scorer.tools = scorer.tools or run_tools(config)
@@ -334,6 +336,7 @@ class McpServers(ScorerTools):
             missing = "MCP servers need a package that is not installed:"
             missing = "MCP servers are not part of this app. With the package," if is_bundled() else missing
             raise UserError("mcp_servers", f"{missing} pip install 'grpo-studio[mcp]'.")
+        import_mlx_lm()
         from backend.tools.toolbox import RunTools  # imports transformers
 
         self._loop = asyncio.new_event_loop()

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from backend.rewards.allowed_code import allow_named
 from backend.serve.questions import QUESTIONS, QuestionCall, Server, handler
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.errors import UserError
-from backend.utils.places import project_root
+from backend.utils.places import demo_folder, project_root
 
 HERE = "tests.serve.test_serve"
 
@@ -200,3 +201,19 @@ def test_sampling_while_a_tokenizer_is_loaded_for_the_first_time(tmp_path: Path)
     script = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(project_root())!r}]\n{SCRIPT}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("1", "")
+
+
+def test_tools_are_loaded_while_a_tokenizer_is(tmp_path: Path) -> None:
+    """With the real packages, three seconds: transformers replaces its module while it is imported."""
+    settings = {"model": str(demo_folder("model")), "data": str(demo_folder("data"))}
+    with_tools = {"tools_file": str(project_root() / "resources" / "examples" / "calculator.py")}
+    allow_named(with_tools)
+    asked = [
+        {"id": 1, "ask": "preview_row", "with": {"settings": settings, "split": "train", "index": 0}},
+        {"id": 2, "ask": "tools", "with": {"settings": with_tools}},
+        {"id": 3, "ask": "models", "with": {"paths": []}},
+    ]
+    text, env = "".join(json.dumps(each) + "\n" for each in asked), backend_environment()
+    done = subprocess.run(backend_command("serve"), input=text, env=env, capture_output=True, text=True, timeout=60)
+    ends = {end["id"]: end for end in map(json.loads, done.stdout.splitlines()) if "progress" not in end}
+    assert [*sorted(ends)] == [1, 2, 3] and all("answer" in end for end in ends.values()), ends
