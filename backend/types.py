@@ -45,8 +45,7 @@ class Problem:
     """The content of a message with images is a list of parts, {"type": "image", "image": path} and {"type": "text",
     "text": …}; others are text."""
     tokens: list[int]
-    """The ids the model reads: `messages` rendered by the chat template, generation prompt included. Images have one
-    image token per feature."""
+    """Ids the model reads: `messages` by the chat template, generation prompt included; one image token per feature."""
     answer: str
     type: str | None = None
     row: dict[str, Any] = field(default_factory=dict)  # every column of the dataset's row, unchanged

@@ -1,5 +1,4 @@
-"""Registry of reward functions, and the decorators for reward and map functions. A user's file registers in a separate
-table (`registering_into`)."""
+"""Registry of reward functions; decorators for them and map functions. A user file has its own (`registering_into`)."""
 
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager

@@ -14,9 +14,8 @@ LEAST, MOST = 0.1, 10.0  # bounds of an adaptive weight, relative to its initial
 
 
 class WeightSchedule:
-    """Weights by step. `linear`: from `weights` at step 1 to `final` at step `steps`. `adaptive`: every `every` steps ×
-    1.2 if the mean success rate over `window` steps is below 0.3, × 0.9 above 0.8, within a tenth and ten times the
-    start."""
+    """Weights by step. `linear`: from `weights` at step 1 to `final` at `steps`. `adaptive`: every `every` steps × 1.2
+    if the mean success rate over `window` steps is below 0.3, × 0.9 above 0.8, from a tenth to ten times the start."""
 
     def __init__(
         self,

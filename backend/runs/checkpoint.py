@@ -295,8 +295,7 @@ def snapshot(
     reference = policy.reference_arrays() if config.moves_reference else None
     mx.eval(weights, optimizer, reference)  # a lazy array can be evaluated only in the thread that made its graph
     if policy.is_sharded:
-        # A pass that a lost rank has left hanging may hold all the work that mlx takes on at once: asking it for more
-        # would hang too.
+        # A pass that a lost rank left hanging may hold all the work that mlx takes on at once: more would hang too.
         weights = on_host(weights)
         optimizer, reference = optimizer and on_host(optimizer), reference and on_host(reference)
     named = (pair for arrays in (weights, optimizer or {}, reference or {}) for pair in arrays.items())

@@ -75,8 +75,7 @@ class ChatSource:
 
 
 def find_source(name: str, checkpoint: str = "", runs_dir: Path | None = None) -> ChatSource:
-    """A run by path or name, at its end or at `checkpoint`; else a model by folder or Hugging Face id. Raises
-    UserError."""
+    """A run by path or name at its end or `checkpoint`; else a model by folder or Hugging Face id. Raises UserError."""
     try:
         run = find_run(name, runs_dir)
     except UserError:
@@ -180,8 +179,7 @@ def _misfit(source: ChatSource) -> UserError:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A prompt and its answer; `turns`: of an answer with tools, as in completions.jsonl; `images`: paths of the
-    prompt's pictures."""
+    """A prompt and its answer; `turns` of one with tools, as in completions.jsonl; `images` of the prompt, as paths."""
 
     prompt: str
     answer: str

@@ -142,8 +142,7 @@ def _floor_by_histogram(mass_BV: mx.array, top_p: float) -> mx.array:
         if need_B1 is not None:
             # Only masses with the digits found so far count; the others add 0, to any bin.
             counted_BV = masked(mass_BV, bits_BV >> (shift + width) == per_row(prefix_B1))
-        # A scatter-add along an axis, which mlx offers as the gradient of a gather only; `.at[…].add` takes eight times
-        # as long.
+        # A scatter-add along an axis, in mlx only as a gather's gradient; `.at[…].add` takes eight times as long.
         digit_BV, empty_BN = (bits_BV >> shift) & ((1 << width) - 1), mx.zeros((B, 1 << width), mx.float64)
         gather = partial(mx.take_along_axis, indices=digit_BV, axis=-1)
         _, (sum_BN,) = mx.vjp(gather, [empty_BN], [counted_BV.astype(mx.float64)])

@@ -1,5 +1,4 @@
-"""Plain, LoRA and DoRA layers that read the same input, as one matrix product. Adapters are merged into it, or added by
-two small products."""
+"""Plain, LoRA and DoRA layers of one input, as one matrix product. Adapters are merged, or added by two small ones."""
 
 import itertools
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
-"""The policy's forward pass for decoding: the same function in fewer, larger products. Layers that read the same array
-(q|k|v, gate|up) become one, adapters are merged or added by two small products. A trial pass records which layers share
-an input, so no architecture is named; where the fused model's logits differ, decoding runs the policy, and `slow_paths`
-gives the reason."""
+"""The policy's forward pass for decoding: the same function in fewer, larger products. Layers that read one array
+(q|k|v, gate|up) become one, adapters are merged or added by two small ones. A trial pass records which share an input,
+so no architecture is named; if the fused model's logits differ, decoding runs the policy, and `slow_paths` says why."""
 
 import contextlib
 import copy
@@ -35,8 +34,7 @@ from backend.sampling.fused_linear import (
     stream_sum,
 )
 
-# A transformer block that computes a decoding step in fewer kernels; everything longer it leaves to the model's own
-# block.
+# A transformer block that computes a decoding step in fewer kernels and leaves anything longer to the model's own.
 
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "rope"}
 BLOCK_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -252,8 +250,7 @@ class FusedModel:
         if not fused_linears:
             return ""
         self.fused_linears = fused_linears
-        # Before the comparison, and kept if it fails: packed views hold the same numbers as the arrays that they
-        # replace.
+        # Before the comparison, and kept if it fails: packed views hold the numbers of the arrays that they replace.
         for fused in fused_linears:
             fused.pack(trees, shared)
         branches: dict[int, nn.Module] = {

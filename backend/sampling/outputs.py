@@ -1,5 +1,4 @@
-"""Sampled tokens with their log-probabilities, and where each completion ends: end-of-sequence id, length or stop
-string."""
+"""Sampled tokens, their log-probabilities and where each completion ends: end-of-sequence id, length or stop string."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
@@ -47,8 +46,7 @@ class CompletionBuffer:
         held_SB: np.ndarray | None = None,
         count_B: np.ndarray | None = None,
     ) -> None:
-        """Append the next S tokens, or the first `count_B` of them, to the completions `index` [B], each up to where it
-        ends."""
+        """Append the next S tokens, or the first `count_B`, to the completions `index` [B], each up to its end."""
         is_open = self.stop[index] == OPEN
         index, tokens = index[is_open], tokens_SB.T[is_open]
         start, S = self.length[index], tokens.shape[1]

@@ -1,6 +1,5 @@
 """Samples groups of completions from a policy: one prefill per prompt, then all completions of a step together
-(`scheduler`); models with other caches (state spaces) one group at a time. Keeps exact token ids and
-log-probabilities."""
+(`scheduler`); models with other caches (state spaces) group by group. Keeps exact token ids and log-probabilities."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -225,8 +224,7 @@ class Sampler:
         hidden, start = None, 0
         while start < length:
             end = start + min(self.prefill_chunk, max(1, PREFILL_TOKENS // len(prompts)))
-            # The padding's own keys are masked by the cache (`pad_P`), and its positions are negative: real tokens
-            # start at 0.
+            # The cache masks the padding's own keys (`pad_P`), whose positions are negative: real tokens start at 0.
             hidden = read_prompt(split_model, tokens, cache, (start, end), padded)
             mx.eval(hidden, [(layer.keys, layer.values) for layer in cache])
             start = end
@@ -251,8 +249,7 @@ class Sampler:
         return prefilled
 
     def read_on_pieces(self, rows: list[ParkedRow]) -> Iterator[Prefilled | None]:
-        """`read_on` as `prefill_pieces`. Rows are padded on the left before what they have read, on the right after
-        what they have not."""
+        """`read_on` as `prefill_pieces`. Rows are padded left of what they have read, right of what they have not."""
         lengths = [row.columns for row in rows]
         unread = [len(row.unread) for row in rows]
         longest, most = max(lengths), max(unread)
@@ -281,8 +278,7 @@ class Sampler:
 
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
         """One compiled decoding step: feed the last tokens, write a cache column, sample the next tokens (or return
-        logits where output is constrained). Traced once per rows, capacity and tokens of a row; weights are
-        inputs."""
+        logits if output is constrained). Traced once per rows, capacity and tokens of a row; weights are inputs."""
         if sampling not in self._compiled_steps:
             split_model = self.fused.split_model
 
@@ -354,8 +350,7 @@ class Sampler:
         self.policy.model.eval()
         self.fused.refresh()
         pad, end = self.policy.pad_id, self.policy.eos_ids[0]
-        # Lengths 1, 2, 3: every row has another padding. Two tokens each: the prefill gives the first, a step the
-        # second.
+        # Lengths 1, 2, 3: every row has another padding. Two tokens each: the prefill gives one, a step the second.
         prompts = [[pad], [pad, end], [end, pad, end]]
         names = [(module, name) for module in self.fused.modules for name in module]
         # An adapter of several outputs keeps its arrays in a list, which a trace changes in place.

@@ -26,8 +26,7 @@ class RowCosts:
 
     @property
     def drafted_rows(self) -> int:
-        """Most rows whose drafts are verified: a tile computes them all. On a CPU few, which share the reading of the
-        weights."""
+        """Most rows whose drafts are verified: a tile computes all. On a CPU few: they share the reading of weights."""
         return max(4, self.tile // (DRAFTED + 1))
 
     def planned(self, most: int) -> int:

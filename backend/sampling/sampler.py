@@ -33,8 +33,7 @@ from backend.sampling.grammar import Grammar, GrammarState
 
 
 class Sums(NamedTuple):
-    """Masses, and the sum of those before each, over the last axis. For a GPU, where a step is bound by its number of
-    kernels."""
+    """Masses and the sum before each, over the last axis. For a GPU, where a step is bound by its number of kernels."""
 
     mass: mx.array
     before: mx.array
@@ -217,8 +216,7 @@ def _sample_together(logits_BV: mx.array, uniform_B: mx.array, sampling: Samplin
     # Zeros, no renumbering: the running sum passes over them, so token ids stay indices into [V].
     kept_BV = _kept(logits_BV, mass_BV, top_BK, sampling)
     token_B1, kept_sum_B1 = _inverse_cdf(kept_BV, uniform_B[:, None])
-    # log π of the policy before any filter divides by the whole mass; without filters `_inverse_cdf` has summed it
-    # already.
+    # log π of the policy before any filter divides by the whole mass; without filters `_inverse_cdf` has summed it.
     total_B1 = row_sum(mass_BV) if sampling.has_filters else kept_sum_B1
     # From numpy the zeros are a constant of a compiled step.
     log_kept_B = mx.log(kept_sum_B1 / total_B1)[:, 0] if sampling.has_filters else mx.array(np.zeros(B, np.float32))
@@ -329,8 +327,7 @@ PROMPT_COLUMNS = 64  # a prompt's distinct tokens take a multiple of these: ever
 
 
 class TokenHistory(NamedTuple):
-    """The tokens of each row so far, [B, W]: its prompt's distinct ones, then its completion. `next_B`: the next
-    column."""
+    """Each row's tokens so far, [B, W]: its prompt's distinct ones, then its completion. `next_B`: the next column."""
 
     token_BW: mx.array
     weight_BW: mx.array

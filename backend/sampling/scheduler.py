@@ -203,8 +203,7 @@ class Scheduler:
                 token_B, slot, rows.pad_B, uniform_B, rows.column_C, rows.keys, rows.values, *self.drawing.state
             )
             # The step above is only a graph so far. mlx writes the new column in place only if nothing else holds the
-            # cache any more; a step that is still running does, and the cache would be copied. So wait for that step,
-            # then submit.
+            # cache; a step still running does, and the cache would be copied. So wait for that step, then submit.
             if self.waits_for_inputs:
                 mx.eval(token_B)
             rows.end = rows.end + 1

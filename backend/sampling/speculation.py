@@ -92,8 +92,7 @@ class Speculation:
         return TRIAL if is_good else PROBE
 
     def decoded(self, index: np.ndarray, shape: tuple[int, int], steps: int, seconds: float) -> None:
-        """Called after `steps` steps of rows and columns `shape`, each of which took `seconds`, of the open completions
-        `index`."""
+        """Called after `steps` steps of rows and columns `shape`, `seconds` each, of the open completions `index`."""
         self.counts[0] += steps
         rows = shape[0]
         if rows <= self.most_rows:
@@ -125,8 +124,7 @@ class Speculation:
 
 
 def speculation_of(config: Config, policy: Any, sampler: Any, note: Callable[[str], None]) -> Speculation | None:
-    """The speculation of a run; None where it is off or impossible, and `note` receives the reason. Raises UserError
-    for the draft model."""
+    """A run's speculation; None if off or impossible: `note` gets the reason. Raises UserError for the draft model."""
     if not config.use_speculative_decoding:
         return None
     reasons = {

@@ -114,9 +114,8 @@ class TurnFormat:
         return self.continuation({"tool_calls": calls}, answers)[1:]
 
     def continuation(self, turn: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids from the token that ends the assistant's `turn`, through `messages`, to the end of the next generation
-        prompt. What the turn says is not rendered; its calls give tool messages their names. Raises ValueError, or an
-        error of the template."""
+        """Ids from the end token of the assistant's `turn`, through `messages`, to the end of the next generation
+        prompt. The turn's text is not rendered; its calls name tool messages. Raises ValueError or a template error."""
         calls = {call["id"]: call["function"]["name"] for call in turn.get("tool_calls") or ()}
         ids_of = {call: f"{number:09}" for number, call in enumerate(calls)}  # nine characters, as Mistral demands
         # A tokenizer of few letters cannot write the mark; what the turn says is then the mark.

@@ -204,8 +204,7 @@ def preview_variety(call: QuestionCall, settings: Settings, split: str) -> dict[
 
 
 def preview_difficulty(call: QuestionCall, settings: Settings, split: str) -> dict[str, Any]:
-    """{run, rows: [[index, solved, sampled, kind]]} by `solved_prompts` in the newest run on the dataset; {} without
-    one."""
+    """{run, rows: [[index, solved, sampled, kind]]} by `solved_prompts` in the dataset's newest run; {} without one."""
     config = settings_of(settings)
     found = newest_run(config)
     if found is None:

@@ -100,9 +100,8 @@ def model_facts(call: QuestionCall, name: str) -> dict[str, Any] | None:
 
 
 def check_machines(call: QuestionCall, hosts: Any, name: str, **wanted: Any) -> dict[str, Any]:
-    """A MachineReport as a mapping; `hosts`: the content of the hosts file `name`, `wanted`: backend, model,
-    reward_file and copies. Reports {rank, stage, share}. A cancelled check leaves no process, and of a copy what has
-    arrived."""
+    """A MachineReport as a mapping; `hosts`: content of the hosts file `name`, `wanted`: backend, model, reward_file,
+    copies. Reports {rank, stage, share}. A cancelled check leaves no process, and of a copy what has arrived."""
     from backend.distributed.machine_check import check_machines
 
     def reached(rank: int, stage: str, share: float | None) -> None:

@@ -148,8 +148,7 @@ class _Seat:
 
 
 class Toolbox:
-    """Functions and environments of a run, and answers to its tool requests. Raises UserError for what the model cannot
-    be told of."""
+    """A run's functions and environments; answers tool requests. Raises UserError for what the model cannot be told."""
 
     def __init__(self, tools: Sequence[Callable[..., Any]], kinds: Sequence[EnvironmentKind]) -> None:
         self.tools: dict[str, Callable[..., Any]] = {}

@@ -195,8 +195,7 @@ class KeepAwake:
 
 SLOWDOWN_EVERY_S = 60.0  # least seconds between two checks; one takes about 20 ms
 
-# Readable without administrator rights. `pmset -g therm` would be the documented way and reports nothing on Apple
-# silicon.
+# Readable without administrator rights. The documented `pmset -g therm` reports nothing on Apple silicon.
 THERMAL_LEVEL = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
 POWER_SETTINGS = ("/usr/bin/pmset", "-g")
 

@@ -67,8 +67,7 @@ def advantage_values(
     metrics = {
         "reward": _mean(totals),
         "reward_std": _std(totals),
-        # TRL's metric: the share of rows whose scale is 0. With "batch" and normalize_then_sum that is the batch's
-        # scale.
+        # TRL's metric: the share of rows of scale 0. With "batch" and normalize_then_sum that is the batch's scale.
         "frac_reward_zero_std": sum(std <= 1e-8 for std in stds) / len(stds),
         # The share of groups whose completions all got the same reward. The NaN of an unscored group does not count.
         "frac_groups_without_signal": sum(_group_std(group) <= 1e-8 for group in groups) / len(groups),
@@ -97,9 +96,8 @@ def _sum_then_normalize(totals: list[float], group_size: int, scale: str) -> tup
 def _normalize_then_sum(
     rows: list[list[float]], group_size: int, weights: list[float]
 ) -> tuple[list[float], list[float]]:
-    # Normalised before the sum, functions of different scale count by their weights alone; equal sums of different
-    # scores keep different advantages. The second pass over the batch keeps the size independent of how many functions
-    # there are.
+    # Normalised before the sum, functions of different scale count by weight alone; equal sums of different scores keep
+    # different advantages. The second pass over the batch keeps the size independent of the number of functions.
     columns = [
         chain.from_iterable(map(_z_scores, _in_groups(column, group_size))) for column in zip(*rows, strict=True)
     ]

@@ -15,9 +15,8 @@ from backend.types import Completion, Group
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The completions of a step, or some of them. Position prompt_length + t − 1 of `tokens_BL` predicts token t.
-    `row_B` and `group_B` are indices in the batch that `pack` made. The last arrays are None until an algorithm
-    computes them."""
+    """Some or all completions of a step. Position prompt_length + t − 1 of `tokens_BL` predicts token t. `row_B` and
+    `group_B` are indices in the batch that `pack` made. The last arrays are None until an algorithm computes them."""
 
     pad_id: int
     tokens_BL: mx.array
@@ -64,14 +63,12 @@ class Batch:
             yield self.take(indices).trimmed()
 
     def row_lengths(self) -> list[RowLengths]:
-        # Planned on the host with Python integers: three small reads, and no array is allocated before the plan is
-        # known.
+        # Planned on the host with Python integers: three small reads, no array allocated before the plan is known.
         lengths = zip(*map(ints, (self.group_B, self.prompt_length_B, self.length_B)), strict=True)
         return [RowLengths(index, *row) for index, row in enumerate(lengths)]
 
     def with_signal(self) -> Batch:
-        """Drop rows whose gradient is zero. Valid only if `beta` and `entropy_coef` are 0; `weight_BT` must be
-        set."""
+        """Drop rows whose gradient is zero. Valid only if `beta` and `entropy_coef` are 0 and `weight_BT` is set."""
         if self.weight_BT is None:
             raise ValueError("weight_BT is worked out over the whole step before rows are left out.")
         # Exact zero: equal rewards give exactly 0 (`advantages`), and a tiny advantage is still a signal.
@@ -87,8 +84,7 @@ class Batch:
 
 def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bool = False) -> Batch:
     """Pack the completions of all groups into one Batch. `mask_truncated_completions` excludes truncated ones from
-    training, not from their group's rewards (arXiv:2503.14476). Raises ValueError if logps or masks do not match the
-    tokens."""
+    training, not from group rewards (arXiv:2503.14476). Raises ValueError if logps or masks do not match the tokens."""
     rows = [(i, group.problem, completion) for i, group in enumerate(groups) for completion in group.completions]
     for index, _, c in rows:
         if len(c.tokens) != len(c.logps):

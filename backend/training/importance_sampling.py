@@ -50,8 +50,7 @@ def importance_ratio(
     low = -mx.inf if clip_min is None else clip_min
     high = mx.inf if clip_max is None else clip_max
     clipped = mx.clip(ratio, low, high)
-    # ratio == clipped is "within the bounds". Truncation is biased but keeps every token (TIS); masking drops outliers
-    # (MIS).
+    # ratio == clipped: within bounds. Truncation (TIS) is biased but keeps every token; masking (MIS) drops outliers.
     ratio = clipped if mode.endswith("truncate") else mx.where(ratio == clipped, ratio, 0.0)
     counted = mx.ones_like(ratio) > 0 if by_row else mask_BT > 0
     # A sequence ratio is averaged over rows, a token ratio over active tokens.

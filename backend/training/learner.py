@@ -1,5 +1,4 @@
-"""The updates of one step: forward and backward passes over micro-batches, accumulation, clipping, optimizer and
-schedule."""
+"""Updates of one step: forward and backward passes over micro-batches, accumulation, clipping, optimizer, schedule."""
 
 from __future__ import annotations
 
@@ -191,9 +190,8 @@ class Learner:
             gradient = part_gradient if gradient is None else tree_map(mx.add, gradient, part_gradient)
             loss = loss + part_loss
             tallies.append(tally)
-            # Evaluate now, so that the activations of one micro-batch at a time are in memory. The sum `gradient` is
-            # all that is kept; the loss is already weighted by token, so no division by the number of micro-batches
-            # follows.
+            # Evaluate now, so that the activations of one micro-batch at a time are in memory. Only the sum `gradient`
+            # is kept; the loss is already weighted by token, so no division by the number of micro-batches follows.
             mx.eval(gradient, loss, scores, tally)
             after_backward(micro_batch, scores, *arrays)
             forward.poll()
@@ -230,8 +228,7 @@ class Learner:
             with gradient_checkpointing(model, self.recompute):
                 if prompted is None:
                     return *nn.value_and_grad(model, part_of_loss)(None), None
-                # mx's, not nn's: nn.value_and_grad differentiates by parameters only, and here the prompts are inputs
-                # as well.
+                # mx's, not nn's: nn.value_and_grad differentiates by parameters only; here the prompts are inputs too.
                 value_and_grad = mx.value_and_grad(of_arrays, argnums=[0, 1, 2, 3])
                 value, (gradient, *cotangents) = value_and_grad(parameters, *prompted)
                 return value, gradient, PrefilledPrompts(*cotangents)

@@ -176,8 +176,7 @@ def cispo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
 def sapo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
     """−σ(τ(ρ−1))·(4/τ)·A: a soft gate with derivative 1 at ρ = 1; τ depends on the sign of A."""
     s = t.settings
-    # 4/τ makes up for σ'(0) = 1/4 and the inner τ, so on-policy the gradient equals the gradient of ρA for every τ
-    # (arXiv:2511.20347).
+    # 4/τ makes up for σ'(0) = 1/4 and the inner τ: on-policy the gradient is that of ρA for every τ (arXiv:2511.20347).
     tau = mx.where(t.advantage > 0, s.sapo_temperature_pos, s.sapo_temperature_neg)
     return -mx.sigmoid(tau * (t.ratio - 1)) * (4 / tau) * t.advantage, {}
 
@@ -490,8 +489,7 @@ def _on_policy_rows(t: LossInputs, sampling_logps: mx.array | None) -> Scalar:
     """0 for rows with A < 0 whose mean log(π_sampler / π_θ) exceeds the threshold, else 1; [B, 1] or [B, T]."""
     if t.settings.off_policy_mask_threshold is None:
         return 1.0
-    # Only A < 0: the push away from a text grows without bound (`clipped`), here for a text the policy no longer
-    # writes.
+    # Only A < 0: the push away from a text grows without bound (`clipped`); here the policy no longer writes it.
     drift_BT = -t.log_ratio_BT
     if sampling_logps is not None:
         drift_BT = mx.where(t.mask_BT > 0, sampling_logps.astype(mx.float32), 0.0) - t.logp_BT
@@ -526,8 +524,7 @@ def _tally(t: LossInputs, marks: dict[str, mx.array], kl_BT: mx.array | None, en
 
 
 def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> mx.array:
-    """Entropy in nats that the share `top` of the active tokens exceeds, as `numpy.quantile(…, 1 − top)`; infinite
-    without active tokens."""
+    """Entropy in nats exceeded by a share `top` of active tokens, as `numpy.quantile(…, 1 − top)`; infinite if none."""
     mask_BT = mask_BT.astype(mx.float32)
     # Masked tokens sort to the end, beyond every position that the active ones have.
     ordered = mx.sort(mx.where(mask_BT > 0, entropies_BT.astype(mx.float32), mx.inf).reshape(-1))

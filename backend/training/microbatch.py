@@ -1,6 +1,5 @@
-"""Plans which rows go through the model together, on plain lists: of rows sorted by length, the runs with the fewest
-tokens, padding and the cost of a pass included (dynamic programming), largest first, so that the allocator's cache
-serves the rest."""
+"""Plans on plain lists which rows go through the model together: of rows sorted by length, runs with the fewest tokens,
+padding and a pass's cost included (dynamic programming), largest first: the allocator's cache serves the rest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

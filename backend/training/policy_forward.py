@@ -1,5 +1,4 @@
-"""Micro-batches, and a model's forward passes over them. Prompts are prefilled once for all micro-batches where that
-saves work (`shared_prefix`)."""
+"""Micro-batches and forward passes over them, prompts prefilled once for all if that saves work (`shared_prefix`)."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +17,7 @@ from backend.training.collectives import ALONE, Collectives
 from backend.training.microbatch import PromptMode, RowLengths
 from backend.training.shared_prefix import SharedPrefix
 
-# Which rows of an optimizer batch each rank learns from: contiguous shares of the tokens, as large as the ranks are
-# fast.
+# Rows of an optimizer batch that each rank learns from: contiguous shares of the tokens, as large as ranks are fast.
 
 SNAP = 0.05  # of all tokens, by which a rank's border may move to fall between groups
 

@@ -49,8 +49,7 @@ class SharedPrefix:
     @staticmethod
     def pays(micro_batches: Sequence[MicroBatch], token_budget: int) -> bool:
         """True if sharing saves time, or a micro-batch is too large with its prompts."""
-        # A backward pass costs two forward passes. So reading a prompt with gradient costs 3 units, and the extra
-        # prefill 1.
+        # A backward pass costs two forward passes: reading a prompt with gradient costs 3 units, the extra prefill 1.
         if any(part.rows.completion_BT.size + part.rows.prompt_PK.size > token_budget for part in micro_batches):
             return True
         sizes = [(group, part.rows.prompt_PK.shape[1]) for part in micro_batches for group in part.groups]

@@ -60,8 +60,7 @@ AT_ONCE = ("rollout_tokens_per_second", "train_tokens_per_second", "peak_memory_
 LOW_PAGE = 660  # height of the page below which it leaves out what the charts say too
 PHASES_OF_JOB = {"loading": "starting the job", "waiting": "waiting for a machine"}
 ROOM_FOR_RANKS, MOST_RANKS = 620, 4
-"""Height of the page from which it has a table of the machines, and the rows that are shown without scrolling: the
-charts need the room."""
+"""Height of the page from which it has a table of machines, and its rows without scrolling: charts need the room."""
 
 
 class MonitorPage(QWidget):

@@ -1,6 +1,5 @@
-"""The reward functions for the format of DeepSeek-R1 (arXiv 2501.12948): thoughts in `<think>`, the answer in
-`<answer>`. A completion may be huge and hostile, so every scan passes over it a fixed number of times; no pattern here
-can backtrack."""
+"""Reward functions for the format of DeepSeek-R1 (arXiv 2501.12948): thoughts in `<think>`, the answer in `<answer>`. A
+completion may be huge and hostile: every scan passes over it a fixed number of times, and no pattern can backtrack."""
 
 import re
 

@@ -388,8 +388,7 @@ def mode_collapse(recent: Recent, rule: Rule) -> Finding | None:
     (now, length), (before, length_before) = map(recent.mean, names), map(recent.mean_at_first, names)
     if now is None or not length or not before or not length_before or recent.has_converged:
         return None
-    # Longer texts have a smaller share of different pairs by themselves, and shorter ones fewer pairs: both have to
-    # have fallen.
+    # Longer texts by themselves have a smaller share of different pairs, shorter ones fewer pairs: both must fall.
     left = max(now / before, now * length / (before * length_before))
     if left > rule.threshold:
         return None

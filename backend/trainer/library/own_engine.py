@@ -209,8 +209,7 @@ class OwnSampler(Sampler):
 
 
 def given_updates(optimizer: Any, schedule: Any, config: Config) -> tuple[OwnUpdates, dict[str, Any]]:
-    """(optimizer and schedule of a program, tried out; the raw settings that describe them, a schedule by its name).
-    Raises UserError."""
+    """(a program's optimizer and schedule, tried out; their raw settings, a schedule by its name). Raises UserError."""
     if schedule is not None and not callable(schedule):
         what = "A schedule is called with the number of an update, from 0, and gives its learning rate"
         raise UserError("schedule", f"{what}; {class_name(schedule)} is not.")
@@ -255,8 +254,7 @@ def _rate(schedule: Callable[[int], Any], name: str, update: int) -> float:
 
 
 def require_same_updates(config: Config, now: Mapping[str, Any]) -> None:
-    """Raise UserError unless a run with these settings was trained with the optimizer and schedule that `now`
-    describes."""
+    """Raise UserError unless a run of these settings was trained with the optimizer and schedule `now` describes."""
     problems: list[ConfigProblem] = []
     for argument, key in (("optimizer", "optimizer"), ("schedule", "lr_schedule")):
         text = f"own_{argument}"

@@ -160,8 +160,7 @@ def _own_name(entry: str) -> str:
 
 
 def mark_rollout(folder: Path, function: Any, config: Config) -> None:
-    """Note in a new run's folder that a function of the program samples. Raises UserError for settings of our own
-    sampler."""
+    """Note in a new run's folder that a program's function samples. Raises UserError for settings of our sampler."""
     if function is not None:
         if config.rollout_quantization != "none":
             raise UserError("rollout_quantization", "The model does not sample, rollout_func does; choose None.")

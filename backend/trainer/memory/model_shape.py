@@ -131,8 +131,7 @@ class ModelShape:
         """Numbers that one row's caches hold of `columns` tokens, states left out."""
         in_window = columns if self.is_attention_only else min(columns, self.window or columns)
         held = {"full": columns, "window": in_window, "state": 0}
-        # Where config.json does not say which layers are attention (Jamba), or all of them keep both (Falcon-H1), the
-        # names do.
+        # Where config.json does not say which layers are attention (Jamba), or all keep both (Falcon-H1), the names do.
         by_name = "full" not in self.kinds and "window" not in self.kinds
         total = 0
         for kind, layer in zip(self.kinds[: self.layers_with_keys], self.layers, strict=False):

@@ -78,8 +78,7 @@ def table(groups: Iterable[GroupRow], rewards: Sequence[str]) -> tuple[list[str]
 
 @dataclass(frozen=True, slots=True)
 class AboutRun:
-    """`settings` are those with which the run began, without paths of this machine; `may_upload`: the user has allowed
-    the network."""
+    """`settings`: those the run began with, without this machine's paths; `may_upload`: the user allows the network."""
 
     folder: RunFolder
     project: str
@@ -326,8 +325,7 @@ class WandbRun(Tracker):
             config=about.settings,
             mode=mode,
             resume="allow" if is_online else None,
-            # Nothing of the machine but what is in the event log: no code, no git, no packages, no output, no
-            # statistics.
+            # Nothing of the machine but what is in the event log: no code, git, packages, output or statistics.
             settings=wandb.Settings(
                 console="off",
                 silent=True,
