@@ -30,8 +30,9 @@ SORT, CURVE = ROLE.UserRole, ROLE.UserRole + 1  # item roles: the sort key, and 
 NAME, FAVOURITE = "name", "favourite"
 CHEVRON, INDENT = 12, " " * 6
 DEFAULT_COLUMNS = (FAVOURITE, NAME, "state", "curve", "reward", "held_out", "steps", "began")
+# Kind of a field → the first width of its column in pixels, and that of other kinds.
 WIDTHS = {"text": 120, "steps": 120, "duration": 80, "time": 130, "bytes": 80, "curve": 64, "flag": 34}
-NUMBER_WIDTH = 72  # kind of a field → the first width of its column in pixels, and that of other kinds
+NUMBER_WIDTH = 72
 OWN_WIDTHS = {NAME: 152, "reward": 99, "held_out": 99, "state": 74, "model": 150, "note": 200}
 WRITERS = {"change": signed, "duration": duration, "time": moment, "bytes": file_size}
 OTHER_MEASURE: dict[str, Callable[[RunRecord], float | None]] = {
