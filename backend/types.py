@@ -137,8 +137,7 @@ class Completion:
     """log of the share of the policy's probability mass that top-p, top-k and min-p left at each token, so that
     logps − log_kept is the log-probability each token was really sampled with. Empty: 0 throughout."""
     log_held: list[float] = field(default_factory=list)
-    """log of the share of the policy's mass that the grammar allowed at each token, which `log_kept` includes. Empty:
-    output was free."""
+    """log of the share of the policy's mass that the grammar allowed at each token, part of `log_kept`. Empty: free."""
     mask: list[int] = field(default_factory=list)
     """1 where the policy produced the token and is trained on it, 0 where something else wrote it into the
     conversation, such as a tool's result. Empty: 1 throughout."""

@@ -299,9 +299,8 @@ class Chat:
         on_reply: OnReply = lambda reply: None,
         on_turns: OnTurns = lambda side, turns: None,
     ) -> dict[SideName, Reply]:
-        """The sides' answers, in turns token by token. `on_text` gets each new piece of text, `on_reply` each answer;
-        `on_turns` an answer's turns before and after its calls have run; `check` is called before every token, and may
-        raise. Raises UserError."""
+        """The sides' answers, in turns token by token. `on_text` gets each new piece, `on_reply` each answer,
+        `on_turns` its turns before and after calls; `check` runs before every token and may raise. Raises UserError."""
         began = time.perf_counter()
         turn = max((len(question.turns.get(name, ())) for name in names), default=0)
         (uniform_T,) = keyed_uniforms(question.seed, [(turn, 0)], question.max_tokens)

@@ -172,8 +172,7 @@ class Scheduler:
             self.parked[row] = ParkedRow(*rows.copied(place, prompt + read), read, int(rows.shift[place]))
 
     def decode_chunk(self) -> None:
-        """Decode up to `chunk` tokens in every row, and read all but the last while the device computes. Or verify
-        as many drafts."""
+        """Decode up to `chunk` tokens a row, all but the last read as the device computes, or verify as many drafts."""
         rows, began = self.rows, time.perf_counter()
         is_open = self.outputs.stop[rows.index] == OPEN
         if self.passes:

@@ -45,9 +45,8 @@ _IMAGES = ("image", "image_url", "video", "audio")
 
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """Tools as the settings name them: `names` (none: all public functions) of the `file`; environments: name, "" for
-    the only one → file and class. `functions`, `factories`: objects of a program. `served`: environments of servers →
-    their reward's name."""
+    """Tools as in the settings: `names` (none: all public functions) in `file`; environments: name, "" for the only one
+    → file and class. `functions`, `factories`: a program's objects. `served`: servers' environments → reward names."""
 
     file: Path | None
     names: Sequence[str] = ()

@@ -1,7 +1,6 @@
-"""Peak memory of each phase of a step in bytes, as a sum over the arrays that are alive at the same time; the factor of
-a term is how many of that size are alive together. A change in `backend.engine` that keeps another array alive has to
-be counted here; `tests/trainer/test_memory_plan.py` measures. Axes: B rows, K prompt tokens, T completion tokens, H
-hidden size, V vocabulary."""
+"""Peak memory of each phase of a step in bytes, as a sum over the arrays alive at once; a term's factor is how many of
+that size are alive. `tests/trainer/test_memory_plan.py` measures; a change in `backend.engine` that keeps another array
+alive must be counted here. Axes: B rows, K prompt tokens, T completion tokens, H hidden size, V vocabulary."""
 
 from __future__ import annotations
 
