@@ -26,8 +26,7 @@ NO_DISPLAY = "No display was found, so the demo runs here in the terminal."
 DESKTOP_FILE = "grpo-studio"  # our .desktop file on Linux: Wayland takes the icon of a window from there
 SCREENSHOT_MS = 900
 LONGEST_READ_S = 60.0
-READ_AHEAD_MS = 300
-"""Delay of imports and of showing the last run, after the first paint. A busy thread would slow the form's building."""
+READ_AHEAD_MS = 300  # after the first paint; imports and the last run begin then, not while the form is built
 
 
 def main(arguments: list[str] | None = None) -> int:

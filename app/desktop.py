@@ -16,8 +16,7 @@ from app.widgets.basic.controls import dropped_path
 from backend.config.model_and_data_names import DATA_SUFFIXES
 from backend.runs.run_folder import RunFolder
 
-Kind = Literal["config", "run", "data", "model", "reward_functions_file"]
-"""A config to open, a run to show, or the setting to put a path into."""
+Kind = Literal["config", "run", "data", "model", "reward_functions_file"]  # config to open, run to show, or a setting
 
 DEEDS: dict[Kind, str] = {
     "config": "Drop to open {}",

@@ -155,8 +155,7 @@ def sloppy(problem: Sum) -> str:
 
 
 Progress = Callable[[str], None]
-Example = tuple[list[int], list[int]]
-"""Token ids of a conversation, and 1 for each that the model learns to write, 0 for the others."""
+Example = tuple[list[int], list[int]]  # token ids of a conversation, and 1 for those that the model learns to write
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, problem: Sum, solution: str) -> Example:

@@ -40,8 +40,7 @@ from backend.utils.places import RUNS_VARIABLE, demo_config, project_root, resou
 
 SIDE = 32
 GAP = "sampling/logp_gap/max"
-LOGP_TOLERANCE = 0.02
-"""Maximum nats between sampler and learner in float32; a wrong position or mask differs by far more."""
+LOGP_TOLERANCE = 0.02  # most nats between sampler and learner in float32; a wrong position or mask differs far more
 PATIENCE_S = 60.0  # seconds for a process to answer, on a cold disk or a busy machine
 SQUARES = MetalKernel("selftest_squares", ("x",), ("y",), "uint i = thread_position_in_grid.x; y[i] = x[i] * x[i];")
 REWARD_FILE = '''

@@ -39,13 +39,11 @@ class Problem:
     """One row of the dataset, tokenised and ready to be sampled."""
 
     index: int
-    prompt: str
-    """The user's own text (for a list of messages, the last user message): what reward functions and tables show."""
+    prompt: str  # the user's own text (of messages the last user message): what reward functions and tables show
     messages: list[dict[str, Any]]
     """The content of a message with images is a list of parts, {"type": "image", "image": path} and {"type": "text",
     "text": …}; others are text."""
-    tokens: list[int]
-    """Ids the model reads: `messages` by the chat template, generation prompt included; one image token per feature."""
+    tokens: list[int]  # ids that the model reads, generation prompt included; one image token a feature
     answer: str
     type: str | None = None
     row: dict[str, Any] = field(default_factory=dict)  # every column of the dataset's row, unchanged
@@ -143,16 +141,13 @@ class Completion:
     conversation, such as a tool's result. Empty: 1 throughout."""
     turns: list[Turn] = field(default_factory=list)
     """The completion as a conversation. Empty for a run without tools; `text` is the last turn's otherwise."""
-    conversation: int = -1
-    """Its number at the tool host, which keeps its environment until the next rollout begins; −1 without tools."""
-    scores: dict[str, float | None] = field(default_factory=dict)
-    """Each reward function's score, None where it has no opinion."""
+    conversation: int = -1  # its number at the tool host; its environment lives until the next rollout; −1: no tools
+    scores: dict[str, float | None] = field(default_factory=dict)  # of each function, None where it has no opinion
     reward: float | None = None
     advantage: float = 0.0
     columns: dict[str, Any] = field(default_factory=dict)
     """Values that reward functions get by name beside the row's columns: those of a program's `rollout_func`."""
-    logged: dict[str, Any] = field(default_factory=dict)
-    """Extra values that reward functions logged for this completion (TRL's `log_extra`)."""
+    logged: dict[str, Any] = field(default_factory=dict)  # what reward functions logged of it (TRL's `log_extra`)
     teacher_prompt: list[int] = field(default_factory=list)
     """The ids before the completion that the teacher of self-distillation reads. Empty: it has no teacher."""
     teacher_context: dict[str, Any] = field(default_factory=dict)

@@ -15,8 +15,7 @@ from backend.utils.files import make_private_folder
 
 RECENT = 10
 MAX_WINDOWS = 100
-FOLDERS = {"runs": places.RUNS_VARIABLE, "models": "HF_HUB_CACHE"}
-"""Folder that the user may choose → the environment variable that moves it."""
+FOLDERS = {"runs": places.RUNS_VARIABLE, "models": "HF_HUB_CACHE"}  # a folder to choose → the variable that moves it
 
 T = TypeVar("T")
 

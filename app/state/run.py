@@ -288,8 +288,7 @@ def ranks_of(run: RunState) -> list[RankNow]:
     return found
 
 
-LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
-"""Polling intervals: of a live run, of one that has ended, while there is more to read."""
+LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4  # polling: of a live run, of one that has ended, while there is more to read
 NEWS_MS, NEWS_BEHIND_MS = 500, 2000  # least time between two `changed`, at the end of the event log and before it
 SLICE = 256 << 10  # bytes of event log parsed in one go: about 2 ms
 BUDGET_S, INDEX_BUDGET_S = 0.02, 0.008  # seconds of a poll, and of that for the index of the completions

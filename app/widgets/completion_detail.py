@@ -31,8 +31,7 @@ from backend.runs.completion_rows import (
 from backend.utils.text import visible
 
 SHADE = 0.12  # share of grey behind the results of tools
-LONGEST_EXPLANATION = 800
-"""Characters of a judge's explanation: a reply of several pages would leave no room for the completion."""
+LONGEST_EXPLANATION = 800  # characters of a judge's: a reply of several pages would leave no room for the completion
 
 
 class TagHighlighter(QSyntaxHighlighter):

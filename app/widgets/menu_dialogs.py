@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from backend.utils.about import Component
 
 NAME = "GRPO Studio"
-CLOSING = {"ask": "Ask", "keep": "Keep training", "stop": "Stop and save"}
-"""Preference for closing the window while a run trains → its words."""
+CLOSING = {"ask": "Ask", "keep": "Keep training", "stop": "Stop and save"}  # what closing does while a run trains
 FOLDER_HINT = "A folder that you choose is used from the next start of the window, by all that it starts."
 ANONYMOUS = "Not logged in. Uploads and gated models need an account."
 NO_TEXT = "This package names its licence and ships no text of it."

@@ -63,8 +63,7 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields, Modes):  # fie
         return self.penalties != (1.0, 0.0, 0.0)
 
 
-SETTINGS: dict[str, Setting] = in_form_order(declared_settings(Config.model_fields))
-"""Every setting by key, in the order of the form."""
+SETTINGS: dict[str, Setting] = in_form_order(declared_settings(Config.model_fields))  # by key, in the order of the form
 
 TEXTS = ("text", "prose", "model", "adapter", "dataset", "file", "hosts", "choice")
 """Kinds of settings whose value is text even where YAML reads a number."""

@@ -1,8 +1,7 @@
 """The app's suggestions before the user has chosen anything: a model, a dataset, and a system prompt."""
 
 MODEL = "mlx-community/Qwen3-0.6B-4bit"  # small enough for every Mac, and good enough to learn something
-DATASET = "mlx-community/Dolci-Think-RL-7B-2k"
-"""The default of MLX LoRA Studio's guide to GRPO, with the columns `prompt` and `answer`."""
+DATASET = "mlx-community/Dolci-Think-RL-7B-2k"  # of MLX LoRA Studio's guide to GRPO; columns `prompt`, `answer`
 DATASET_ABOUT = "about 2,000 reasoning tasks, from Hugging Face"
 SYSTEM_PROMPT = (  # the format that the five default rewards check; without it a model never writes the tags
     "Think the question through before you answer. Write your thoughts between <think> and </think>, and after them "

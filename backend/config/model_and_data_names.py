@@ -12,8 +12,7 @@ from backend.utils.files import exists, is_file, is_folder, reason, user_path
 from backend.utils.hub_cache import split_revision
 from backend.utils.text import quote, shown_path
 
-DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
-"""The endings of a dataset's files, in the order in which a folder is searched for them."""
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")  # of datasets, in the order in which a folder is searched
 _ID = re.compile(r"(?:[A-Za-z0-9_](?:[\w.-]*\w)?/)?[A-Za-z0-9_](?:[\w.-]{0,94}\w)?", re.ASCII)
 
 

@@ -54,8 +54,7 @@ from backend.vision.tokenizer import with_vision
 READING = keys_used_by("rows")  # settings that select rows
 MAPPING = keys_used_by("row_view", "prompt_limit")  # settings that turn a row into a prompt
 CODE = ("reward_functions_file", "reward_network", "reward_timeout")  # settings of the process for map functions
-COLUMNS_OF_STEPS = ("prompt_feature", "answer_feature", "reward_functions_file")
-"""Further settings that the row steps depend on."""
+COLUMNS_OF_STEPS = ("prompt_feature", "answer_feature", "reward_functions_file")  # that the row steps depend on too
 KINDS_GUESSED = {"prompt_feature": ("text", "messages"), "answer_feature": ("text", "number", "yes or no")}
 """Setting with a guessed column → allowed cell kinds. “Answered messages” hold the answer, so they are no prompt."""
 INSPECTED_ROWS = 200  # rows for inferring a column's kind

@@ -31,8 +31,7 @@ DISTINCT_WORDS = 20_000  # words for `distinct_1` and `distinct_2`, which depend
 OPENING = 3  # words of an opening
 LONGEST, LONGEST_ANSWER = 100_000, 200  # characters of a prompt and of an answer to compare
 FEW = 100  # fewer different prompts give the verdict "few"
-MANY_REPEATS, ONE_ANSWER, ONE_PATTERN, FEW_PHRASES = 0.1, 0.6, 0.5, 0.05
-"""Thresholds of the verdict, chosen by judgement."""
+MANY_REPEATS, ONE_ANSWER, ONE_PATTERN, FEW_PHRASES = 0.1, 0.6, 0.5, 0.05  # of the verdict, chosen by judgement
 
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+|[^\w\s.,;:!?…\"'`´‘’“”„«»。、「」『』]")

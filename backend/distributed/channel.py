@@ -38,8 +38,7 @@ CLOSING_PATIENCE_S = 3.0  # seconds to send the last messages
 LOST_AFTER_S = 12.0  # seconds of silence until the other end is lost
 HEARTBEAT_S = 1.0
 
-MOST_STRANGERS = 128
-"""Unproven connections at one time; one more hangs up on the oldest. Below the 256 open files of a macOS process."""
+MOST_STRANGERS = 128  # unproven connections; one more hangs up on the oldest. Below macOS's 256 open files
 CHALLENGE = 32  # bytes
 ANSWER = struct.Struct(f"<4s{CHALLENGE}s{CHALLENGE}s")  # a worker's rank, challenge and proof
 
@@ -64,8 +63,7 @@ def accept(listeners: list[socket.socket], secret: bytes, ranks: set[int], deadl
     """The proven connection of each of `ranks`, until `deadline` (monotonic). Closes the listeners. A stranger holds up
     nobody: no call waits for a single connection, and each has PROOF_PATIENCE_S for its proof."""
     proven: dict[int, socket.socket] = {}
-    strangers: dict[socket.socket, tuple[bytes, bytearray, float]] = {}
-    """The oldest first: challenge, answer so far, deadline of the proof."""
+    strangers: dict[socket.socket, tuple[bytes, bytearray, float]] = {}  # oldest first: challenge, answer, deadline
     ready = selectors.DefaultSelector()
 
     def part_from(connection: socket.socket) -> socket.socket:
@@ -276,8 +274,7 @@ class LeaderChannel:
 
     def __init__(self, connections: Mapping[int, socket.socket], machines: Sequence[RankInfo]) -> None:
         self.machines = list(machines)
-        self.on_failure: Callable[[LostRankError | WorkerError], None] = lambda failure: None
-        """Receives the first failure, in any thread."""
+        self.on_failure: Callable[[LostRankError | WorkerError], None] = lambda failure: None  # gets the first
         self._inbox: queue.SimpleQueue[ChannelMessage | None] = queue.SimpleQueue()
         self._failure: LostRankError | WorkerError | None = None
         self._failing = threading.Lock()

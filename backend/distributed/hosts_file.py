@@ -101,8 +101,7 @@ class Host:
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     ssh: SshName  # as ssh takes it; 127.0.0.1 is this machine
-    ips: Annotated[tuple[Address, ...], Field(max_length=16), _empty_as_tuple] = ()
-    """IPv4 addresses, one for each cable."""
+    ips: Annotated[tuple[Address, ...], Field(max_length=16), _empty_as_tuple] = ()  # IPv4 addresses, one of each cable
     rdma: Annotated[tuple[Annotated[Device, PlainValidator(_device)], ...], _empty_as_tuple] = ()
     """The RDMA device that leads to each host."""
     program: Path_ = ""  # a Python with GRPO Studio, or grpo-studio-backend
@@ -117,8 +116,7 @@ class HostsFile:
 
     hosts: Annotated[tuple[Host, ...], Field(min_length=1, max_length=MOST_HOSTS)]
     backend: Annotated[Literal["", "ring", "mpi", "nccl", "jaccl", "jaccl-ring"], _no_null] = ""
-    envs: Annotated[tuple[Variable, ...], Field(max_length=100), _empty_as_tuple] = ()
-    """NAME=value for the environment of every process."""
+    envs: Annotated[tuple[Variable, ...], Field(max_length=100), _empty_as_tuple] = ()  # NAME=value for every process
 
     def is_here(self, rank: int) -> bool:
         """True for a rank on this machine, which needs no ssh. The first always is."""

@@ -48,11 +48,10 @@ SSH_OPTIONS = shlex.split(
     f"-T -o BatchMode=yes -o ConnectTimeout={CONNECT_S} -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "
     "-o LogLevel=ERROR"
 )
-MPI_OPTIONS = shlex.split(
+MPI_OPTIONS = shlex.split(  # rank 0 outlives another rank, waiting ranks yield their core, large sums go round a ring
     "--quiet --enable-recovery --mca mpi_yield_when_idle 1 --mca plm_rsh_args '-o BatchMode=yes' "
     "--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4"
 )
-"""mpirun's options: rank 0 outlives another rank, waiting ranks yield their core, and large sums go round a ring."""
 FIRST_PORT, PORTS = 20_000, 10_000  # below those that systems hand out
 LIBRARY_VARIABLE = "MLX_MPI_LIBNAME"
 _USUAL_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin", "/opt/local/bin")  # a Mac app lacks these in its PATH

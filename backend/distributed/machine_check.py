@@ -66,8 +66,7 @@ _UNPACK = 'mkdir -p "$1" && tar -xf - -C "$1" && mv "$1/$2.part" "$1/$2"'  # unp
 
 Level = Literal["refuse", "warn", "info"]
 LEVELS: tuple[Level, ...] = ("refuse", "warn", "info")  # refuse: no run would start; warn: slower or different
-Reached = Callable[[int, Literal["reading", "read", "copying"], float | None], None]
-"""Receives (rank, stage, share of a copy)."""
+Reached = Callable[[int, Literal["reading", "read", "copying"], float | None], None]  # (rank, stage, share of a copy)
 Check = Callable[[], None]  # called while a machine is waited for; may raise
 
 

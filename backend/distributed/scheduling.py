@@ -40,8 +40,7 @@ class Pace(NamedTuple):
 
 class RankPaces:
     def __init__(self, size: int) -> None:
-        self.rounds = [deque[tuple[int, float]](maxlen=ROUNDS) for _ in range(size)]
-        """(completions, seconds) of each rank's last rounds."""
+        self.rounds = [deque[tuple[int, float]](maxlen=ROUNDS) for _ in range(size)]  # (completions, seconds)
 
     def observe(self, rank: int, completions: int, seconds: float) -> None:
         self.rounds[rank].append((completions, max(seconds, 1e-9)))

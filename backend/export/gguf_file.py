@@ -251,8 +251,7 @@ MARKS = {  # marker messages to find in the rendered text
 }
 
 Message = dict[str, str]
-Render = Callable[[list[Message]], str]
-"""Renders a chat that ends with a user message. Raises if the template refuses it."""
+Render = Callable[[list[Message]], str]  # a chat that ends with a user message. Raises if the template refuses it
 
 
 @dataclass(frozen=True, slots=True)

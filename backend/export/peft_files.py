@@ -43,8 +43,7 @@ ARRAYS, CONFIG, PICKLE = "adapter_model.safetensors", "adapter_config.json", "ad
 NAME = 90  # characters of a layer's name in a message
 PATTERN_S = 0.2  # seconds per pattern and name, since `(a|aa)+$` can backtrack for years
 FLOATS = ("F32", "F16", "BF16", "F64")
-STARTS_FROM_LORA = (True, False, "gaussian", "eva", "orthogonal")
-"""Values of `init_lora_weights` that do not change the base."""
+STARTS_FROM_LORA = (True, False, "gaussian", "eva", "orthogonal")  # `init_lora_weights` that leaves the base as it is
 OTHER_KINDS = {  # unsupported peft settings → description
     "use_qalora": "groups its inputs (QA-LoRA)",
     "layer_replication": "repeats layers of the model",
@@ -78,8 +77,7 @@ class PeftSettings(BaseModel):
     uses_rslora: bool | None = Field(False, alias="use_rslora")
     uses_dora: bool | None = Field(False, alias="use_dora")
     dropout: Annotated[Number, AfterValidator(lambda x: min(max(x, 0.0), 0.99))] = Field(0.0, alias="lora_dropout")
-    ties_weights: bool | None = Field(False, alias="ensure_weight_tying")
-    """A trained embedding is also the output layer if tied."""
+    ties_weights: bool | None = Field(False, alias="ensure_weight_tying")  # a trained embedding is the output layer too
 
 
 def tidy(number: float) -> float:

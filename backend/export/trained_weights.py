@@ -51,8 +51,7 @@ class TrainedWeights:
     name: str  # base model as in the settings: an id or a folder
     tokenizer: Path  # folder to copy tokenizer files from
     adapters: AdapterFiles | None = None  # None for full fine-tuning
-    arrays: Path | None = None
-    """Arrays of full fine-tuning that replace the base's; None if `base` is the trained model."""
+    arrays: Path | None = None  # of full fine-tuning, in place of the base's; None if `base` is the trained model
     quantization: str = "none"  # quantisation after loading: a key of `policy.QUANTIZATION`, or "none"
     untrained: Path | None = None  # folder of the untrained model; None if not on this disk
     has_own_tokenizer: bool = False  # True if `tokenizer` is not the base's, so config.json must name its end tokens

@@ -37,8 +37,7 @@ from backend.utils.text import quote
 
 TRL = "1.16"  # TRL release that `backend.config.other_programs.trl` targets
 SCRIPTS = ("train.py", "dataset.py", "reward_calls.py")
-USER_CODE, SOURCE, COPY, SCORERS = "user_code", "source", "model", "reward_models"
-"""Folders for user files, local rows and a local model."""
+USER_CODE, SOURCE, COPY, SCORERS = "user_code", "source", "model", "reward_models"  # folders
 MARK = "grpo_config.yaml"  # file that marks our folders; only these are replaced
 DATA, TRAIN, VALIDATION = "data", "train", "validation"  # where dataset.py writes the rows, and its split names
 OUTPUT = "output"  # TRL's output folder
@@ -69,8 +68,7 @@ OF_THIS_MACHINE = (  # settings with possible paths or keys that no exported fil
     *("data", "valid_data", "test_data", "eval_data", "model", "adapter", "reference_model_path", "output_schema"),
     *("hosts", "mcp_servers"),
 )
-READ_AS_TEXT = ("backend/training/losses.py",)
-"""Modules read as text: `backend.config.settings.grpo` builds menus from them."""
+READ_AS_TEXT = ("backend/training/losses.py",)  # as `backend.config.settings.grpo` builds menus from them
 RESOURCE = "resources/other_programs.yaml"  # what these modules read when they are imported
 _SETTING = "reward_functions_file"
 

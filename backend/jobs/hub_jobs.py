@@ -20,8 +20,7 @@ from backend.utils.errors import UserError
 REPORT = "GRPO_STUDIO_JOB"  # variable that makes train.py print its metrics, and the beginning of each such line.
 MOUNT = "/run"
 OUTPUT = "output"
-KEPT = (".safetensors", ".json", ".jinja", ".model", ".txt")
-"""Files of an adapter or a model that are fetched. Pickles are not."""
+KEPT = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of an adapter or model; pickles are not fetched
 HOURS = {"second": 1 / 3600, "minute": 1 / 60, "hour": 1.0}
 
 

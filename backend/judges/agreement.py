@@ -24,16 +24,12 @@ from backend.utils.errors import UserError
 if TYPE_CHECKING:
     from backend.judges.model_reward import ModelReward
 
-AGREES, FEW_PAIRS = 0.7, 10
-"""Two people agree on about 80 % of pairs (MT-Bench, arXiv:2306.05685), chance on 50 %. Fewer pairs tell little."""
+AGREES, FEW_PAIRS = 0.7, 10  # two people agree on 80 % of pairs (MT-Bench, arXiv:2306.05685), chance on 50 %
 FAILS = 0.1  # share of completions without a score, as in the health rule `judge_fails`
-CERTAIN = 2.94
-"""Standard errors: p = .01 for the largest of three contrasts of place, so one unbiased judge in 100 is accused."""
+CERTAIN = 2.94  # standard errors: p = .01 for the largest of three contrasts: accuses one fair judge in 100
 SMALL = 0.1  # a bias below this part of the spread within a group moves advantages by less than .1: no warning
-MOST_GROUPS, ORDERS = 8, 4
-"""Group mode: 8 groups of 8 in 4 orders show a bias of .1 beside a noise of .1 for 9 of 10 judges."""
-MOST_PADDED, MOST_AGAIN = 48, 16
-"""About how many completions are padded and scored twice where each costs a call: they show as much of length."""
+MOST_GROUPS, ORDERS = 8, 4  # 8 groups of 8 in 4 orders show a bias of .1 beside a noise of .1 for 9 of 10 judges
+MOST_PADDED, MOST_AGAIN = 48, 16  # completions padded and scored twice where each costs a call: enough to show length
 FILLER = (  # sentences without content: a padded answer is neither better nor worse
     "The answer given here covers the question as it was asked.",
     "It has been set out in the order in which its parts belong together.",

@@ -30,8 +30,7 @@ UNTRAINABLE = {  # architectures that cannot be trained, with the reason. `make 
     "prism_hadamard_qwen35": "its packed layers take no adapters",
     "recurrent_gemma": "its code in mlx-lm fails as soon as its weights are read",
 }
-PREFIX_ATTENTION = ("paligemma",)
-"""Vision models whose text model reads a prompt in both directions, and not as mlx-lm does."""
+PREFIX_ATTENTION = ("paligemma",)  # whose text model reads a prompt in both directions, and not as mlx-lm does
 
 _EXPERTS = {"num_experts": "num_local_experts"}
 _NAMES = {  # architecture → names that mlx-lm reads → names that transformers 5 writes

@@ -24,8 +24,7 @@ SILENCE_S = 60.0  # seconds of silence after which a connection counts as broken
 ANSWER_S = 120.0  # seconds for a whole answer that is not a file
 MOST_BYTES = 128 << 20  # bytes of an answer that does not announce its length, or is not a file, after decompression
 HASH_HEADERS = ("ETag", "X-Linked-Etag", "X-Repo-Commit", "X-Xet-Hash")
-HASH_KEYS = ("sha", "oid", "sha256", "blobId", "xetHash")
-"""Where the Hub names hashes, which huggingface_hub uses as file names."""
+HASH_KEYS = ("sha", "oid", "sha256", "blobId", "xetHash")  # the Hub's hashes, file names of huggingface_hub
 LOG_IN = "log in with `hf auth login`"
 TOKENS_PAGE = f"{constants.HUGGINGFACE_CO_URL_HOME}settings/tokens"
 KEPT = "what has arrived there is kept, so start the upload again to go on"

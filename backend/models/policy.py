@@ -189,8 +189,7 @@ class Base:
     original_dtypes: dict[str, mx.Dtype]
     masters: Any
     weights: SharedWeights
-    references: dict[str, nn.Module] = field(default_factory=dict)
-    """Other reference models by `reference_model_path`, teachers by name and bits."""
+    references: dict[str, nn.Module] = field(default_factory=dict)  # others by path, teachers by name and bits
 
 
 def load_base(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Base:
@@ -418,8 +417,7 @@ def _adapted_reference(model: nn.Module, config: ModelSettings) -> nn.Module | N
         raise UserError("reference_model_path", sentence) from error
 
 
-LABELS = {"train_type": "Fine-tune", "rank": "Rank", "scale": "Scale"}
-"""Settings that must match the adapter's → labels."""
+LABELS = {"train_type": "Fine-tune", "rank": "Rank", "scale": "Scale"}  # settings that must match the adapter's
 
 
 def load_start(policy: Policy, config: ModelSettings, adapter: str, runs_dir: Path | None = None) -> str:

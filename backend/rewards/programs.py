@@ -60,8 +60,7 @@ _MODULE = "solution"  # module name for imports, as in `from solution import add
 _TAGS: dict[str, Any] = {"l": list, "t": tuple, "s": (set, frozenset), "d": dict}
 _KINDS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "d": dict}
 
-OBSERVE, OBSERVE_PAIR = "__observe__", "__observe_pair__"
-"""Names called with (number, value) and (number, operator, left, right)."""
+OBSERVE, OBSERVE_PAIR = "__observe__", "__observe_pair__"  # get (number, value) and (number, operator, left, right)
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq,

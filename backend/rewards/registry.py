@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RewardCallable = Callable[..., Any]
-"""(prompts, completions, answer, types) → number or None per completion; may be async."""
+RewardCallable = Callable[..., Any]  # (prompts, completions, answer, types) → number or None of each; may be async
 Texts = list[str]
 Types = list[str] | None
 Ids = list[list[int]] | None

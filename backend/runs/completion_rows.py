@@ -134,8 +134,7 @@ def logged_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
     return logged if isinstance(logged, dict) else {}
 
 
-EXPLANATION = "/explanation"
-"""Ends the name of a logged column that holds a judge's explanations; the reward's name comes before."""
+EXPLANATION = "/explanation"  # ends the name of a logged column with a judge's explanations, after the reward's
 
 
 def explanation_of(completion: Mapping[str, Any], reward: str) -> str:

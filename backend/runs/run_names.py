@@ -23,8 +23,7 @@ MOST_SETTINGS = 2
 LONGEST_VALUE = 24
 AGAINST_DEFAULTS = ("learning_rate", "grpo_loss_type", "beta", "group_size", "temperature", "train_type", "iters")
 """Settings that name a run without one to compare it with."""
-FIRST = ("train_mode", *AGAINST_DEFAULTS[:5], "reward_functions", "model", "train_type", "rank")
-"""Settings that come first in a name."""
+FIRST = ("train_mode", *AGAINST_DEFAULTS[:5], "reward_functions", "model", "train_type", "rank")  # first in a name
 SHORT = {  # short names of settings; a setting with an empty one is told by its value alone
     "learning_rate": "lr",
     "group_size": "group",

@@ -252,8 +252,7 @@ def stamp(run: RunFolder) -> list[int]:
 MISSING = "–"
 
 
-RunResult = dict[str, Any]
-"""The name, title, measure and RESULTS of a run for a comparison. `best_step`: the first with the best evaluation."""
+RunResult = dict[str, Any]  # name, title, measure and RESULTS of a run. `best_step`: the first with the best evaluation
 
 RESULTS = {
     "state": "State",

@@ -12,8 +12,7 @@ from backend.utils.text import reason_of
 
 JSON_ONLY = {"start_anchor": "-", "fields": {"calls": {"content": "json"}}}
 """A response template of transformers that reads calls as JSON, to have their arguments typed by schema."""
-CALL, RESULT = "tool_mark_a8f3e2b1", "tool_mark_c4f9a8e2"
-"""Text that must appear where a template renders a call's arguments and its result."""
+CALL, RESULT = "tool_mark_a8f3e2b1", "tool_mark_c4f9a8e2"  # must appear where a template renders them
 
 
 class TurnFormat:

@@ -88,8 +88,7 @@ atexit.register(close)
 
 CELL = 240  # characters of a cell that are sent for the table
 FULL_CELL, FULL_PROMPT = 20_000, 8_000  # characters of a text and tokens of a prompt sent for the selected row
-COUNT_CHUNK, REPORT_EVERY_S = 32, 0.25
-"""Rows tokenised between two checks for cancellation; interval of progress reports."""
+COUNT_CHUNK, REPORT_EVERY_S = 32, 0.25  # rows tokenised between two checks for cancellation; interval of reports
 
 _UNCOUNTED = {"max_tokens": 0, "cuts": False, "has_own_limit": False, "type_column": ""}
 """Parts of a `PromptFormat` that a prompt's text and length do not depend on."""

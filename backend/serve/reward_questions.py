@@ -32,8 +32,7 @@ atexit.register(_bench.close)
 Settings = Mapping[str, Any]  # raw
 
 _FOR_SCORING = keys_used_by("rewards", "scoring")
-_NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
-"""Settings that do not affect sampling; their faults are reported elsewhere."""
+_NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")  # their faults are reported elsewhere
 
 
 def score(call: QuestionCall, settings: Settings, groups: Sequence[Any], with_cases: bool = True) -> dict[str, Any]:

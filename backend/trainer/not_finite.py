@@ -14,8 +14,7 @@ from backend.training.not_finite import NotFiniteError, Quantity
 from backend.types import Group
 from backend.utils.errors import UserError
 
-HIGH_RATE, HIGH_ADAPTER_RATE = 1e-4, 1e-3
-"""Learning rates of full fine-tuning and of adapters from which on the rate is the first suspect."""
+HIGH_RATE, HIGH_ADAPTER_RATE = 1e-4, 1e-3  # of full fine-tuning and adapters: the rate is the first suspect from there
 HIGH_BETA, USUAL_BETA = 1.0, 0.04
 MOST_LISTED = 20  # completions and parameters that the summary names
 

@@ -45,8 +45,7 @@ from backend.training.self_distillation import add_teacher_prompts
 from backend.types import Group, Problem
 
 Note = Callable[[str], None]  # takes a sentence for the user
-CollectMetrics = tuple[dict[str, float], dict[str, float]]
-"""Metrics of a step's groups, and those that reward functions logged."""
+CollectMetrics = tuple[dict[str, float], dict[str, float]]  # of a step's groups, and those that functions logged
 
 MEASURED_EVERY = 10  # steps between two measurements of the pass rate that need a rollout; the first is at step 1
 PASS_RATE = "warmup/pass_rate"

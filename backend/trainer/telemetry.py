@@ -29,8 +29,7 @@ from backend.utils.machine import printed_by
 GB = 1e9
 CHILDREN_EVERY_S = 30.0  # least seconds between two searches for child processes, which take milliseconds
 GPU_EVERY_S = 2.0  # seconds between two readings of the GPU, each of a command that takes some 10 ms
-GPU_STATISTICS = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
-"""The driver's own counters, which every user may read."""
+GPU_STATISTICS = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")  # the driver's counters
 
 TIMED_PHASES = ("rollout", "reward", "train")  # phases of a step; the rest of its time is `time/other`
 

@@ -31,7 +31,7 @@ WITHOUT_REFERENCE = {  # settings under which no reference is loaded
     "ratio_against": "old",
 }
 
-SMALLEST_MODEL = WITHOUT_REFERENCE | {
+SMALLEST_MODEL = WITHOUT_REFERENCE | {  # load as little as possible: one fresh adapter changes no output (B = 0)
     "train_type": "lora",
     "num_layers": 1,
     "rank": 1,
@@ -39,7 +39,6 @@ SMALLEST_MODEL = WITHOUT_REFERENCE | {
     "modules_to_save": [],
     "grad_checkpoint": False,
 }
-"""Settings that load as little as possible: one fresh adapter changes no output (B = 0)."""
 
 ADAPTER_SHAPE = ("train_type", "num_layers", "rank", "scale", "lora_keys", "modules_to_save")
 

@@ -6,8 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-CREATED = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Flags for a lock's file: follows no link, and does not wait at a pipe."""
+CREATED = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # of a lock's file: no link, no wait at a pipe
 
 
 def is_held(path: Path) -> bool:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 
-TREAT_CPU_AS = "GRPO_STUDIO_TREAT_CPU_AS"
-"""The environment variable that makes a CPU take the choices of a GPU (`backend.engine.device`)."""
+TREAT_CPU_AS = "GRPO_STUDIO_TREAT_CPU_AS"  # makes a CPU take the choices of a GPU (`backend.engine.device`)
 PROCESS_BYTES = 600_000_000  # memory of Python and the libraries beside MLX's arrays, data and tokenizer included
 USABLE_SHARE = 0.75  # share of the memory that a run may use; the rest is for the system and other programs
 GB_36 = 36 << 30

@@ -110,8 +110,7 @@ def about_value(before: str, value: object, after: str, most: int = SHOWN) -> st
     return f"{before}{quote(value, max(1, min(most, SENTENCE - len(before) - len(after))))}{after}"
 
 
-LARGEST = 1_000_000
-"""Characters of a pattern with its repetitions written out: `regex` makes as many nodes, of some 60 bytes each."""
+LARGEST = 1_000_000  # characters of a pattern, repetitions written out: `regex` makes as many nodes, of some 60 bytes
 _ONE_CHARACTER = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _TOKEN = re.compile(r"\{([0-9]+)(?:,[0-9]*)?\}|.", re.DOTALL)
 

@@ -10,10 +10,8 @@ from backend.utils.errors import UserError
 from backend.utils.files import kind_of, reason
 from backend.utils.text import quote
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""Formats that Pillow may read; some of the others start programs."""
-ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
-"""How a whole file ends. Other files are decoded to see whether they are whole."""
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # that Pillow may read; some of the others start programs
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # of whole files; others are decoded to see if they are whole
 
 
 def picture_size(path: str) -> tuple[int, int]:

@@ -16,8 +16,7 @@ from backend.utils.text import quote, reason_of
 from backend.vision.pictures import open_picture, picture_size
 
 INSTALL = 'pip install "grpo-studio[vision]"'
-OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-"""What a processor returns about tokens."""
+OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")  # what a processor returns on tokens
 
 
 def with_vision(tokenizer: Any, folder: Path, max_pixels: int) -> Any:

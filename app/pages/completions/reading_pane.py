@@ -26,8 +26,7 @@ STRONGEST, CHANGED = 0.45, 0.30
 """Share of the colour behind the strongest token and a changed text: more would take the text's contrast below 4.5."""
 SHADES, LEGEND_CELLS = 24, 13
 MOST_WORDS = 6000  # words of two texts together above which whole lines are compared: the time grows with the square
-FOLDABLE = {"think": "Thinking", "answer": "Answer"}
-"""Tag → the name of what is between its opening and its closing one."""
+FOLDABLE = {"think": "Thinking", "answer": "Answer"}  # tag → the name of what is between its opening and closing one
 NOT_RECORDED = "This run did not record its tokens. Turn on Record tokens, an advanced setting."
 NOT_LEARNED = "No update used this completion, so only values from sampling were recorded."
 CHANGES = "Added words are bold and green, removed ones are struck out and red."
@@ -169,8 +168,7 @@ class ReadingPane(CompletionPane):
     def __init__(self, title: str) -> None:
         super().__init__(title)
         self._own_title = title
-        self.load_tokens: Callable[[], Mapping[str, Any] | None] = lambda: None
-        """Reads the tokens of the completion that is shown next."""
+        self.load_tokens: Callable[[], Mapping[str, Any] | None] = lambda: None  # of the completion shown next
         self._pair: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         self._ends: list[int] = []
         self.text.viewport().installEventFilter(self)

@@ -25,11 +25,9 @@ MAX_REQUESTS = 2  # chunks requested at a time: the view covers two at most
 MAX_CHUNKS = 60
 PLACEHOLDER = "…"
 GONE: Mapping[str, Any] = {"cells": {}, "tokens": None, "images": ()}  # a row that the dataset no longer has
-MIN_WIDE_WIDTH, MIN_WIDTH, MAX_WIDTH = 160, 56, 200
-"""Width in pixels: least of the widest column, least and most of the others."""
+MIN_WIDE_WIDTH, MIN_WIDTH, MAX_WIDTH = 160, 56, 200  # pixels: least of the widest column, least and most of the others
 MEASURED_ROWS, MEASURED_CHARS = 30, 200
-ROW, TOKENS, SOLVED = 0, 1, 2
-"""Columns: the row's number, the tokens of its prompt, how often a run solved it if known, then the dataset's own."""
+ROW, TOKENS, SOLVED = 0, 1, 2  # columns: row number, prompt's tokens, how often a run solved it; then the dataset's own
 PICTURES = Column("Pictures")
 PICTURES_ROLE, AS_TEXT = Qt.ItemDataRole.UserRole, Qt.ItemDataRole.AccessibleTextRole
 PICTURE_ROW = 46  # height of a row with pictures

@@ -36,8 +36,7 @@ from backend.utils.errors import UserError
 
 SPLITS = {"": "Held out", "test": "Test", "valid": "Validation", "train": "Training"}
 KINDS = {"all": "All", "better": "Better", "worse": "Worse", "unchanged": "Same"}
-LEAST_TABLES, LEAST_DETAIL, DETAIL = 236, 150, 180
-"""Heights in pixels: least of the tables and the completions, and of the completions at first."""
+LEAST_TABLES, LEAST_DETAIL, DETAIL = 236, 150, 180  # heights in pixels: least ones, and that of completions at first
 FIGURES_SHARE = 0.55
 NOT_YET = (
     "The model before and after training answers the same prompts.\n"
@@ -48,8 +47,7 @@ HELD_OUT_NEXT = "The next run holds a tenth of its rows out, and evaluates on th
 DATA_FILES = "Data (*.csv *.json *.jsonl *.parquet)"
 NAME, BEFORE, AFTER, FOREST, CHANGE, INTERVAL = range(6)
 MIN_FOREST, MIN_NAME, MAX_NAME = 80, 104, 200
-INTERVAL_ROLE = Qt.ItemDataRole.UserRole
-"""Item role: (low, value, high) as places from 0 to 1 on the axis, the place of zero, and the colour."""
+INTERVAL_ROLE = Qt.ItemDataRole.UserRole  # (low, value, high, zero) as places from 0 to 1 on the axis, and the colour
 ROW_BEFORE, ROW_CHANGE = 2, 4
 
 

@@ -55,8 +55,7 @@ TILES_OF_MODE = {  # mode → metrics of its tiles, besides those of every run
     "sft": ("loss", "entropy", "train_tokens_per_second"),
     "distill": ("distillation/divergence", "completions/mean_length", "rollout_tokens_per_second"),
 }
-AT_ONCE = ("rollout_tokens_per_second", "train_tokens_per_second", "peak_memory_gb")
-"""Metrics of which the newest value alone says something."""
+AT_ONCE = ("rollout_tokens_per_second", "train_tokens_per_second", "peak_memory_gb")  # only the newest value counts
 LOW_PAGE = 660  # height of the page below which it leaves out what the charts say too
 PHASES_OF_JOB = {"loading": "starting the job", "waiting": "waiting for a machine"}
 ROOM_FOR_RANKS, MOST_RANKS = 620, 4

@@ -35,11 +35,10 @@ WIDTHS = {"text": 120, "steps": 120, "duration": 80, "time": 130, "bytes": 80, "
 NUMBER_WIDTH = 72
 OWN_WIDTHS = {NAME: 152, "reward": 99, "held_out": 99, "state": 74, "model": 150, "note": 200}
 WRITERS = {"change": signed, "duration": duration, "time": moment, "bytes": file_size}
-OTHER_MEASURE: dict[str, Callable[[RunRecord], float | None]] = {
+OTHER_MEASURE: dict[str, Callable[[RunRecord], float | None]] = {  # reward column → what runs without rewards show
     "reward": lambda record: record.summary.reward_after,
     "held_out": lambda record: record.held_out.get(record.summary.measure),
 }
-"""Column of the reward → what a run without rewards shows in it."""
 
 
 def columns_of(keys: Sequence[str]) -> list[RunField]:

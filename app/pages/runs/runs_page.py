@@ -36,8 +36,7 @@ from backend.utils.errors import UserError
 EVERY_MS = 2000  # interval at which the runs are checked for changes while the page is visible
 BESIDE = 980  # from this page width on the details are beside the table, and below it on a narrower page
 BUTTONS = ("open", "compare", "resume", "chat", "export", "clone", "trash")
-SPARE = ("clone", "chat", "export", "resume")
-"""Buttons that are hidden, in this order, where their row is too narrow: *More…* has every action."""
+SPARE = ("clone", "chat", "export", "resume")  # buttons that go first where their row is too narrow: *More…* has all
 DETAILS_WIDTH, DETAILS_HEIGHT, LOWEST = 264, 190, 300
 """Of the details beside and below the table; least height of both, below which the table has all of it."""
 SHOWN_ROWS = 3

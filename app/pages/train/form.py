@@ -45,8 +45,7 @@ ESSENTIALS = {  # block → its settings among the essentials
 ESSENTIAL = frozenset(key for keys in ESSENTIALS.values() for key in keys)
 BUILT_FIRST = ESSENTIAL | {key for key in SETTINGS if SETTINGS[key].kind in ("model", "dataset", "adapter", "file")}
 """Settings whose fields are built with the form: those on show, and those that Train connects to its pickers."""
-ROOMY, FEW_COLUMNS = 740, 3
-"""Room from which the essentials of a block stand in one row, and the columns of a narrower form."""
+ROOMY, FEW_COLUMNS = 740, 3  # room from which a block's essentials stand in one row, and the columns of a narrower form
 MAX_CHARS = 28  # of a value on a chip
 
 

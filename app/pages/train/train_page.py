@@ -41,8 +41,7 @@ REWARD_FIELDS = ("reward_functions", "reward_weights", "reward_functions_file")
 NO_CHIP = {*ESSENTIAL, "reward_functions", "reward_weights"}  # settings that the essentials show
 SETTLE_MS = 150  # pause in typing before problems are shown: a number half typed is not yet wrong
 ROOMY = 1000
-WAIT_MS = 400
-"""Time that the dataset line is visible before it asks for the dataset: not while the window is still opening."""
+WAIT_MS = 400  # the dataset line is visible so long before it asks for the dataset: not while the window opens
 
 
 class TrainPage(QWidget):

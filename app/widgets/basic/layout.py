@@ -29,8 +29,7 @@ BY_KEYBOARD = (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason,
 
 W = TypeVar("W", bound=QObject)
 Box = TypeVar("Box", bound=QBoxLayout)
-Part = QWidget | QLayout | int | None
-"""A part of a row or column: a widget, a layout, a gap in pixels, or None for a stretch."""
+Part = QWidget | QLayout | int | None  # of a row or column: a widget, a layout, a gap in pixels, or None for a stretch
 Placed = Part | tuple[Part, int] | tuple[Part, int, Qt.AlignmentFlag]
 Margins = int | tuple[int, int, int, int]
 

@@ -41,8 +41,7 @@ FORMATS: dict[Format, str] = {"png": "PNG image", "svg": "SVG drawing", "csv": "
 SHARPNESS = 2.0
 CHUNK = 4096
 CORNER = 8
-LEGEND_LINES, LOW_PLOT = 4, 190
-"""Entries beyond these lines, or half of them in a plot that is lower, are only in the tool tip."""
+LEGEND_LINES, LOW_PLOT = 4, 190  # entries beyond these lines, or half of them in a lower plot, are only in the tool tip
 MORE = "{} more"
 
 

@@ -18,8 +18,7 @@ from app.widgets.charts.curves import DrawnCurve, Trace, axis_range, exponential
 
 OVERHANG = 10
 LEFT_AXIS, BOTTOM_AXIS = 64, 34  # sizes of the axes: the same in every plot, so that the plots of a column line up
-LOW_VIEW, LOW_AXIS = 140, 20
-"""Height below which the horizontal axis has no title, and its size then: the curves need the space."""
+LOW_VIEW, LOW_AXIS = 140, 20  # height below which the horizontal axis has no title, and its size then: room for curves
 SHORT_CURVES = 600
 NEAR_CURVE, NEAR_MARK = 24, 6
 WHEEL_ZOOM = 0.85

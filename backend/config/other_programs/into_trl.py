@@ -25,7 +25,7 @@ _ROWS = (
     "streaming"
 )
 _STOPPING = ("early_stopping_patience", "early_stopping_min_delta")
-BY_FILES: dict[str, str] = {
+BY_FILES: dict[str, str] = {  # setting → the file of the folder that carries it, where `trl grpo` would ignore it
     **dict.fromkeys(_ROWS.split(), "dataset.py makes the rows with it"),
     "data_seed": "train.py takes prompts in the order of this seed; trl grpo alone shuffles by seed",
     "reward_functions": "rewards.py has one function for each",
@@ -42,9 +42,7 @@ BY_FILES: dict[str, str] = {
     "test_batches": "train.py takes so many test prompts",
     **dict.fromkeys(_STOPPING, "train.py adds transformers' EarlyStoppingCallback"),
 }
-"""Setting → which file of the folder carries it, where TRL has no argument or `trl grpo` alone would ignore it."""
-AS_TRL_DOES = {"num_layers": -1, "val_batches": -1}
-"""Settings whose default is not what TRL does by itself → the value that is."""
+AS_TRL_DOES = {"num_layers": -1, "val_batches": -1}  # settings whose default is not what TRL does → the value that is
 INSTEAD = {  # setting without a counterpart in TRL → what happens instead, where that is worth saying
     "adapter": "the run begins with new adapters; export their run with --format original, and name it as the model",
     "reference_model_path": "the reference is the model itself as it was before training",

@@ -10,8 +10,7 @@ from backend.utils.documents import parse_yaml, read_resource
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
-ASKS_FOR_NOTHING = ("", "none", "no", "false", "off", "null")
-"""Values, as lower-case text, with which a refused key is accepted."""
+ASKS_FOR_NOTHING = ("", "none", "no", "false", "off", "null")  # lower-case values with which a refused key is accepted
 TABLES: dict[str, Any] = read_resource("other_programs.yaml")  # the tables; the head of the file explains them
 OPTIMIZER_ARGS = {"weight_decay": "weight_decay", "eps": "adam_epsilon", "beta1": "adam_beta1", "beta2": "adam_beta2"}
 """An argument of an optimizer → our setting."""

@@ -25,8 +25,7 @@ from backend.rewards.catalogue import split_names
 from backend.utils.text import about_value, quote
 
 _BATCH = ("per_device_train_batch_size", "per_gpu_train_batch_size")
-_TRL_BATCH, _OUR_GROUP, _TRL_LOGGING = 8, 4, 10
-"""TRL's default batch in completions, our default group, TRL's default of logging_steps."""
+_TRL_BATCH, _OUR_GROUP, _TRL_LOGGING = 8, 4, 10  # TRL's batch in completions, our group, TRL's logging_steps
 _MOST = MOST_COMPLETIONS**2  # completions of an update: as many as Batch and Gradient accumulation allow together
 _TRL_PROMPT, _OUR_MAX_SEQ = 512, 2048  # tokens of a prompt in TRL's former default; our default of max_seq_length
 _TEACHER = "teacher_model_name_or_path"

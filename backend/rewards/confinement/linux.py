@@ -226,8 +226,7 @@ _NEW_NAMESPACE_FLAGS = 0x7E020080  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEW
 _CLONE_THREAD = 0x10000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # terminal controls that inject input
 _F_SETLEASE = 1024  # of fcntl: delays others who open the file for writing
-_AF_INET, _AF_INET6, _AF_NETLINK = int(socket.AF_INET), int(socket.AF_INET6), 16
-"""Network families; the C library needs netlink for name lookup."""
+_AF_INET, _AF_INET6, _AF_NETLINK = int(socket.AF_INET), int(socket.AF_INET6), 16  # the C library's lookups use netlink
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
 

@@ -19,8 +19,7 @@ from backend.rewards.functions.math_equality import answer_part, correct
 from backend.rewards.registry import Ids, Scores, Texts, Types, register_reward_function, require
 from backend.utils.text import excess
 
-MATCH_S = 0.1
-"""Seconds a pattern may search one completion. `(a|aa)+$` can backtrack for years, and Python's `re` has no timeout."""
+MATCH_S = 0.1  # a pattern's search of one completion: `(a|aa)+$` can backtrack for years, and `re` has no timeout
 CACHE_SHARE = 0.2  # DAPO's ratio: a buffer of 4096 tokens before a limit of 20480 (arXiv:2503.14476)
 LONGEST_NGRAM = 100  # tokens
 MOST_WORDS_OF_AN_NGRAM = 20

@@ -18,8 +18,7 @@ from backend.utils.child_process import ChildEnded, ChildProcess, module_command
 
 LONGEST = 500  # characters of an answer that are compared, the last of it
 PATIENCE = 5  # comparisons that may run out of time in one call before the rest of it is compared as text
-LIMIT_S = 1.0
-"""Processor time of one comparison. Wall-clock time would make a verdict depend on the load of the machine."""
+LIMIT_S = 1.0  # processor time of a comparison. Wall-clock time would make a verdict depend on the machine's load
 
 _BOXES = ("\\boxed{", "\\fbox{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # a brace, or a backslash with the character it escapes: `\{` is no brace

@@ -14,12 +14,10 @@ from backend.types import Group, Problem
 
 EVAL_SEED = 0x6576616C  # seed of held-out completions, the same at every evaluation ("eval" in ASCII)
 
-FORWARD_SHARE = 1 / 8
-"""Of the completions of an evaluation, which the model and the reference read once more for `entropy` and `kl`."""
+FORWARD_SHARE = 1 / 8  # of an evaluation's completions, read once more for `entropy` and `kl`
 LEAST_FORWARD_ROWS, FORWARD_ROWS = 4, 32  # limits of that
 
-Score = Callable[[list[Group], Poll], object]
-"""Fills in the scores of groups, calling its second argument while it waits."""
+Score = Callable[[list[Group], Poll], object]  # fills in scores; calls its second argument while it waits
 
 
 def evaluation_metrics(groups: Sequence[Group], names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:

@@ -20,11 +20,9 @@ WINDOW = 10  # steps over which most rules average; with fewer they find nothing
 LONG = 60  # newest steps that are kept, for the rules about a trend
 EVALUATIONS = 8  # newest evaluations that are kept
 
-SOLVED_SPREAD = 0.5
-"""Spread of rewards over their mean below which nearly all completions succeed: 80 %, with rewards of 0 and 1."""
+SOLVED_SPREAD = 0.5  # of rewards over their mean, below which nearly all succeed: 80 %, for rewards of 0 and 1
 LOWEST_RATE = 1e-6  # a proposed learning rate is never below
-LIKELY, CERTAIN = 2.0, 4.0
-"""Standard errors by which two means differ in all likelihood, and from which on a difference is a finding."""
+LIKELY, CERTAIN = 2.0, 4.0  # standard errors by which two means differ in all likelihood; a finding from the second
 
 
 @dataclass(frozen=True, slots=True)

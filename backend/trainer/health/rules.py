@@ -16,8 +16,7 @@ from backend.utils.text import quote
 SUDDEN = 3  # steps that all must lie beyond the limit of an explosion
 SETTLED = 30  # steps at the full learning rate before a rate can count as too low
 JUDGED = 5  # steps of a judge that fails: soon, since each costs a time-out
-SOLVED, ALIKE = 50, 0.1
-"""Steps without signal after which all is learned, where rewards spread by at most this part of their mean."""
+SOLVED, ALIKE = 50, 0.1  # steps without signal after which all is learned, if rewards spread by this part of the mean
 MUST_BE_NUMBERS = ("loss", "grad_norm", "kl", "entropy")
 SHORTEST = 16  # a proposed completion length is never below
 MUST_WIDEN = 0.1  # an epsilon below it is widened before the learning rate is blamed for clipping

@@ -17,8 +17,7 @@ from backend.utils.errors import UserError
 from backend.utils.files import read_text
 from backend.utils.safetensors import BYTES, BrokenFile, read_header
 
-LayerKind = Literal["full", "window", "state"]
-"""Keys and values of all tokens, those of a sliding window, or a state of fixed size."""
+LayerKind = Literal["full", "window", "state"]  # keys and values of all tokens, of a window, or a fixed state
 
 Arrays = Mapping[str, tuple[str, tuple[int, ...]]]  # name of a weight → its safetensors dtype and shape
 

@@ -31,14 +31,12 @@ FLOAT_BYTES = 4  # float32: adapters, their gradients, log-probabilities
 PREFILL_CHUNK = 2048
 PREFILL_BUCKET = 256  # columns by which mlx-lm's KV caches grow during prefill
 
-IN_FLIGHT_NAME, IN_FLIGHT_SHARE = "in flight", 0.05
-"""Arrays that MLX allocates ahead of the device, as a share of what a phase works on."""
+IN_FLIGHT_NAME, IN_FLIGHT_SHARE = "in flight", 0.05  # allocated ahead of the device, of what a phase works on
 
-OPTIMIZER_COPIES = {
+OPTIMIZER_COPIES = {  # state arrays of a weight's size; a program's is taken for AdamW. Adafactor: rows, columns
     **dict.fromkeys(("adamw", "adam", "adamax", "adadelta", "own"), 2),
     **dict.fromkeys(("muon", "sgd", "lion", "rmsprop", "adagrad"), 1),
 }
-"""State arrays of a weight's size; a program's own is taken for AdamW. Adafactor: row and column sums (1804.04235)."""
 
 EIGHT_BIT_BYTES = 1 + 4 / 256  # a number of an 8-bit optimizer state, with its part of a block's float32
 
@@ -509,8 +507,7 @@ class MemoryModel:
         return logits + head_gradients + 2 * tokens * hidden * FLOAT_BYTES
 
 
-CHAT_PROCESS_BYTES = 250_000_000
-"""Of the chat's process beside its arrays: 125 MB on Linux with the demo, as much again for a large tokenizer."""
+CHAT_PROCESS_BYTES = 250_000_000  # beside arrays: 125 MB on Linux with the demo, twice for a large tokenizer
 
 CONTEXT = 4096  # tokens of a conversation, on each side
 

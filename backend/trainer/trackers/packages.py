@@ -28,8 +28,7 @@ from backend.utils.files import make_private_folder
 from backend.utils.places import preferences_folder
 
 FIRST_COLUMNS = ("step", "prompt", "completion")
-LAST_COLUMNS = ("advantage", "reward", "answer", "stop", "tokens")
-"""TRL's `advantage`, and what its table does not have."""
+LAST_COLUMNS = ("advantage", "reward", "answer", "stop", "tokens")  # TRL's `advantage`, and what its table lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +166,7 @@ class Tracker:
 
 
 METRICS, COMPLETIONS = "metrics.csv", "completions.csv"
-REST, LEAST_REST_S = 20.0, 5.0
-"""Pause between two writings, as a multiple of what one takes, and at least: 5 % of a core."""
+REST, LEAST_REST_S = 20.0, 5.0  # between two writings, as a multiple of what one takes, and at least: 5 % of a core
 COMMANDS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet may run text that begins so as a formula
 
 
@@ -225,8 +223,7 @@ def _csv_lines(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator
         text.truncate()
 
 
-ROWS, LONGEST_CELL = 16, 2_000
-"""Completions of a step in tensorboard's table, and characters of a text in it: the browser reads it whole."""
+ROWS, LONGEST_CELL = 16, 2_000  # of a step in tensorboard's table, and characters of a text: the browser reads it whole
 
 
 class TensorBoardFiles(Tracker):

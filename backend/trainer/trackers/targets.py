@@ -11,8 +11,7 @@ from backend.utils.text import quote
 
 NONE, ALL = "none", "all"  # words for no tracker, and for every one that is installed
 DEFAULT_PROJECT = "grpo-studio"
-_PROJECT = re.compile(r"[\w .-]{1,128}")
-"""A name without separators: it can be no path, and no account of somebody else's (OWNER/PROJECT)."""
+_PROJECT = re.compile(r"[\w .-]{1,128}")  # no separators: no path, and no account of somebody else's (OWNER/PROJECT)
 
 
 @dataclass(frozen=True, slots=True)
