@@ -11,9 +11,13 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from backend import demo
-from backend.demo import CONFIG, END, NUMBERS, SPECIAL, START, TOKENIZER_CONFIG, Example, Progress
-from backend.utils.places import resources
+from backend.engine import cpu_setup
+
+cpu_setup.load_openblas()  # before mlx is imported
+
+from backend import demo  # noqa: E402
+from backend.demo import CONFIG, END, NUMBERS, SPECIAL, START, TOKENIZER_CONFIG, Example, Progress  # noqa: E402
+from backend.utils.places import resources  # noqa: E402
 
 WORDS = (
     *("<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),

@@ -13,8 +13,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import mlx.core as mx
-from calculator_demo import written
+from calculator_demo import written  # first: it loads OpenBLAS before mlx is imported
+
+import mlx.core as mx  # isort: skip
 from PIL import Image, ImageDraw
 from transformers import PreTrainedTokenizerFast
 
