@@ -50,7 +50,9 @@ class Counts:
     def percentile(self, percent: float) -> int:
         """The least length that so many percent of the prompts do not exceed."""
         passed = list(accumulate(rows for _, rows in self.lengths))
-        return self.lengths[bisect_left(passed, passed[-1] * percent / 100)][0] if passed else 0
+        if not passed:
+            return 0
+        return self.lengths[bisect_left(passed, passed[-1] * percent / 100)][0]
 
     def too_long(self, limit: int) -> tuple[int, bool]:
         """(rows with a prompt of more than `limit` tokens, True if all rows were counted)."""
