@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtCore import QEvent, Qt
 from PySide6.QtGui import QGuiApplication, QKeyEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QLabel, QLineEdit
+from PySide6.QtWidgets import QLabel, QLayout, QLineEdit
 
 from app.pages.rewards import reward_file
 from app.pages.rewards.bench import row_numbers
@@ -131,6 +131,11 @@ def test_no_finding_is_cut(qtbot, page: RewardsPage) -> None:
     for width in (1080, 860):
         page.resize(width, 600)
         qtbot.waitUntil(lambda: verdict.width() < page.width() and is_whole() and verdict.height() < page.height() / 2)
+    page.layout().setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)  # as in the window, which may be lower
+    page.resize(860, 500)
+    board = page.results.board
+    board.model().set_rows([*board.model().rows] * 5)
+    qtbot.waitUntil(lambda: is_whole() and board.geometry().bottom() <= board.parentWidget().height())
     verdict.show_findings(verdict.findings[:1])
     qtbot.waitUntil(lambda: verdict.height() < 100)
 

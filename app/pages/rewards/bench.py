@@ -28,7 +28,8 @@ _RANGES = re.compile(r"\s*\d+\s*(-\s*\d+\s*)?(,\s*\d+\s*(-\s*\d+\s*)?)*")
 REWARD, SCORES, MEAN, WEIGHT, TIME = range(5)
 HISTOGRAM_ROLE = Qt.ItemDataRole.UserRole  # item role of the Scores column: (scores, colour)
 BINS, MAX_BAR_WIDTH = 24, 16
-MOST_ROWS = 6  # functions on the board without scrolling
+MOST_ROWS, FEW_ROWS = 6, 3  # functions on the board without scrolling, and where the results are lower than LOW
+LOW = 480
 STALE = {
     "level": "note",
     "sentence": "Settings or files have changed since these scores.",
@@ -174,7 +175,7 @@ class BenchResults(QWidget):
         )
         board.setItemDelegateForColumn(SCORES, CellDelegate(HISTOGRAM_ROLE, draw_histogram, board))
         board.setItemDelegateForColumn(WEIGHT, WeightDelegate(board, is_framed=True))
-        self.functions.modelReset.connect(lambda: board.fit_rows(MOST_ROWS))
+        self.functions.modelReset.connect(self._fit_board)
         connect(self._show_error, board.clicked, board.activated)
         self.table = CompletionTable(self.completions)
         text = "Sample a few completions to see the scores of each function and how much the groups differ."
@@ -184,6 +185,10 @@ class BenchResults(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         self.verdict.fit()
+        self._fit_board()
+
+    def _fit_board(self) -> None:
+        self.board.fit_rows(MOST_ROWS if self.height() >= theme.scaled(LOW) else FEW_ROWS)
 
     def _show_error(self, index: QModelIndex) -> None:
         if error := self.functions.rows[index.row()]["error"]:
