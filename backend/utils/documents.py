@@ -76,13 +76,20 @@ def read_json(path: Path, setting: str, *, advice: str = "") -> Any:
 
 
 def parse_json(text: str, what: str, setting: str, *, advice: str = "") -> Any:
-    """Content of a JSON text without NaN and Infinity. Raises UserError; `what` names the text in its message."""
+    """Content of a JSON text without NaN, Infinity and a key that is given twice. Raises UserError; `what` names the
+    text in its message."""
 
     def refuse(name: str) -> Any:
         raise BrokenJson(f"{name} is not a number")
 
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise BrokenJson(f"{max(names, key=names.count)} is given twice")
+        return found
+
     try:
-        return _loads(text, DEPTH, parse_constant=refuse)
+        return _loads(text, DEPTH, parse_constant=refuse, object_pairs_hook=mapping)
     except BrokenJson as error:
         where = f" at line {error.line}" if error.line > 1 else f" at character {error.column}" if error.line else ""
         ending = f"; {advice}." if advice else "."

@@ -76,6 +76,7 @@ def test_what_pyyaml_reads_is_read_the_same(text: str) -> None:
         ('{\n"a": }', "JSON at line 2: expecting value."),
         ("9" * 5000, "JSON: a whole number has more than 4,300 digits."),
         ("-Infinity", "JSON: -Infinity is not a number."),
+        ('{"a": 1, "b": 2, "a": 3}', "JSON: a is given twice."),
         ("[" * 51 + "]" * 51, "JSON: it is nested more than 50 levels deep."),
         ('{"a":' * 100_000, "JSON: it is nested more than 50 levels deep."),
         ("", "expecting value"),
