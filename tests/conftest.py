@@ -58,8 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores, up to five: a worker that waits for a process or for the disk leaves its core to
-    another."""
+    """One worker more than cores, up to five: one that waits for a process or the disk leaves its core to another."""
     return min(5, (os.cpu_count() or 1) + 1)
 
 

@@ -1,5 +1,4 @@
-"""The form against the document that users come from, MLX LoRA Studio's guide to GRPO: its words, order, pickers and
-toggles."""
+"""The form against the guide to GRPO that users come from, MLX LoRA Studio's: its words, order, pickers and toggles."""
 
 from itertools import groupby
 

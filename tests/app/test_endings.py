@@ -1,5 +1,4 @@
-"""Every way in which a run can end or fall silent, as the window shows it: header, strip, title, Monitor, and what it
-offers."""
+"""Every way a run can end or fall silent, as the window shows it: header, strip, title, Monitor, and what it offers."""
 
 import os
 import time

@@ -1,5 +1,4 @@
-"""The Evaluate page: the result first, its figures and rows, both sides of a row, and an evaluation that is being
-made."""
+"""The Evaluate page: the result first, its figures and rows, both sides of a row, and an evaluation being made."""
 
 import json
 import shutil

@@ -1,5 +1,4 @@
-"""The Machines card: one line while a run has one machine; else the list, which is edited and saved, and its check,
-which never blocks."""
+"""The Machines card: one line for a run on one machine; else the list, edited and saved; its check never blocks."""
 
 import json
 import os

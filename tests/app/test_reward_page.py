@@ -1,5 +1,4 @@
-"""The Rewards page with a real desk: sample, score, edit, save and score again, cases, consent, giving up, every
-width."""
+"""The Rewards page with a real desk: sample, score, edit, save, score again, cases, consent, giving up, every width."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""A run followed from its folder: metrics, state, clock, progress before the first step, and an event loop that is
-never blocked."""
+"""A run followed from its folder: metrics, state, clock, progress before the first step; the event loop stays free."""
 
 import os
 import time

@@ -1,5 +1,4 @@
-"""The main window: pages built when first shown, actions by the run's state, questions on closing, files, themes, first
-launch."""
+"""The main window: pages built once shown, actions by run state, questions on closing, files, themes, first launch."""
 
 import os
 import shlex
@@ -286,8 +285,7 @@ def test_save_leaves_the_file_of_another_program_as_it_is(window: Window, tmp_pa
 
 
 def told_by_the_verb(*words: str) -> list[str]:
-    """The verb runs in this process, and this command says what it said: a new process imports the engine for
-    seconds."""
+    """The verb runs in this process; this command says what it said: a new process imports the engine for seconds."""
     done = CliRunner().invoke(verbs(), list(words))
     assert done.exit_code == 0, done.output
     return [sys.executable, "-I", "-S", "-c", f"print({done.stdout!r})"]

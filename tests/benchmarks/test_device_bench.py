@@ -1,5 +1,4 @@
-"""`bench device` and `bench report`: the order of the tasks, the file after every task, a whole tiny bench, the
-tables."""
+"""`bench device` and `bench report`: the order of tasks, the file after every task, a whole tiny bench, the tables."""
 
 import getpass
 import json

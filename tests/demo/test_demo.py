@@ -188,8 +188,7 @@ def test_the_demo_in_bfloat16_is_within_two_points_of_float32(tmp_path: Path) ->
 @pytest.mark.proof
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_loss_improves_the_held_out_reward(variant: str) -> None:
-    """`docs/algorithms.md` holds the figures for three seeds; the demo's model begins at a held-out reward of about
-    1.24."""
+    """`docs/algorithms.md` has figures for three seeds; the demo's model begins at a held-out reward of about 1.24."""
     measured = measure(VARIANTS[variant], seed=0)
     print(measured)
     assert measured["reward_held_out"] > measured["reward_before"]

@@ -160,8 +160,7 @@ MAC = RankInfo(1, "mac-b", log="ranks/rank-1.log in the run folder")
 
 
 class LosingParts:
-    """Parts of one process that lose a machine in the course of step `step`: before its updates, or after the first of
-    several."""
+    """Parts of one process that lose a machine during step `step`: before its updates or after the first of several."""
 
     def __init__(self, step: int, *, after_updates: int = 0) -> None:
         self.step, self.after_updates = step, after_updates

@@ -113,8 +113,7 @@ def test_no_decay_strength_gives_a_nan_or_an_overflow(by_channel: bool) -> None:
 def test_repeated_keys_keep_their_precision(beta: float) -> None:
     """A row of equal tokens has equal keys. The powers of A, which a Neumann series of (I + A)⁻¹ would add up, then
     reach 10¹⁷ and more, though the inverse has no number above β. β up to 2 is Olmo Hybrid's `allow_neg_eigval`. How
-    far rounding errors grow depends on the BLAS kernels of the processor: 1e-5 with those for AVX-512, 2.4e-5 with
-    those for AVX2."""
+    far rounding errors grow depends on the processor's BLAS kernels: 1e-5 with AVX-512's, 2.4e-5 with AVX2's."""
     case = Case(tokens=64, strength=1e-3)
     q, k, v, log_decay, _, state = case.arrays()
     k = mx.broadcast_to(k[:, :1], k.shape)

@@ -49,8 +49,7 @@ def imports_of(module: str) -> list[tuple[int, str]]:
 
 
 def imports(source: str) -> Iterator[tuple[int, str]]:
-    """(line, imported name) of every import at any depth, except those under TYPE_CHECKING; `import_module("…")`
-    counts."""
+    """(line, imported name) of every import at any depth but those under TYPE_CHECKING; `import_module("…")` counts."""
     pending: list[ast.AST] = [ast.parse(source)]
     while pending:
         node = pending.pop()

@@ -245,8 +245,7 @@ def test_a_run_waits_for_another_download_of_its_model(hub: HubStandIn, monkeypa
 
 
 def assert_unfinished(id_: str) -> None:
-    """The cache is valid: neither we nor the library take the model for complete, and the bytes that arrived are
-    kept."""
+    """The cache is valid: neither we nor the library take the model for complete; the bytes that arrived are kept."""
     (model,) = inventory.models()
     assert model.id == id_ and model.partial > 0 and "unfinished" in model.refusal
     assert not isinstance(try_to_load_from_cache(id_, "model.safetensors"), str)

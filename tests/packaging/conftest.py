@@ -14,8 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports a script of packaging/ or packaging/macos/ by its name. They are in no package: one called `packaging`
-    would hide PyPI's."""
+    """Imports by name a script of packaging/ or packaging/macos/, in no package: `packaging` would hide PyPI's."""
     monkeypatch.syspath_prepend(ROOT / "packaging")
     monkeypatch.syspath_prepend(ROOT / "packaging" / "macos")
     return importlib.import_module

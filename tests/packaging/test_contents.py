@@ -1,8 +1,7 @@
 """The wheel and the frozen app hold what is used at run time and nothing else, and a wheel works from wherever it is
 installed.
 
-Building the app takes minutes and is `make app-test`'s (test_frozen.py); here its rules are held against the installed
-packages."""
+Building the app takes minutes and is `make app-test`'s (test_frozen.py); here its rules meet the installed packages."""
 
 import importlib.util
 import json
@@ -182,8 +181,7 @@ def test_shellcheck_finds_nothing_in_the_commands_of_workflows() -> None:
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
 def test_workflows_ask_for_little(workflow: Path) -> None:
-    """They may read, unless a job says otherwise, end by themselves, keep no token in the checkout, and name what they
-    run by version."""
+    """They may read by default, end by themselves, keep no token in the checkout, and name what they run by version."""
     assert yaml.safe_load(workflow.read_text("utf-8"))["permissions"] == {"contents": "read"}
     assert all(job["timeout-minutes"] <= 90 for job in jobs(workflow).values())
     with_more = [name for name, job in jobs(workflow).items() if "permissions" in job]

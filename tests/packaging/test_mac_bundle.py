@@ -1,6 +1,5 @@
 """A Mac's bundle: the checker finds what would keep it from starting on another Mac; it is signed, notarised and
-packed, with stand-ins for Apple's tools that note how they are called. A real certificate is in
-docs/mac-checklist.md."""
+packed, with stand-ins for Apple's tools that note their calls. A real certificate is in docs/mac-checklist.md."""
 
 import hashlib
 import json

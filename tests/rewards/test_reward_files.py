@@ -1,5 +1,4 @@
-"""A user's reward file, written for mlx-lm-lora or for TRL, runs as its library would run it, or fails in one
-sentence."""
+"""A user's reward file, written for mlx-lm-lora or TRL, runs as its library would run it, or fails in one sentence."""
 
 import asyncio
 import math

@@ -1,5 +1,4 @@
-"""Clones: a warm one goes on as its parent would have, a cold one starts from its weights, and what does not fit is
-refused."""
+"""Clones: a warm one goes on as its parent would, a cold one starts from its weights; what does not fit is refused."""
 
 import os
 import shutil
@@ -72,8 +71,7 @@ def test_a_warm_clone_without_changes_continues_as_its_parent_bit_for_bit(parent
 
 
 def test_a_clone_without_the_optimizer_goes_on_and_notices_damage(parent: RunFolder, tmp_path: Path) -> None:
-    """Its state named no files, so that the optimizer, which was never saved, was missed; and that of any clone had no
-    sums."""
+    """Its state named no files, so that the optimizer, never saved, was missed; and that of any clone had no sums."""
     raw = load(parent.config).model_dump() | {"save_only_model": True, "iters": 2, "entropy_adaptive": False}
     run = clone(trained(raw, RunFolder(tmp_path / "light")), "1")
     (saved,) = run.checkpoints.iterdir()

@@ -1,5 +1,4 @@
-"""A checkpoint that is not as it was written is noticed, set aside and said, and the run goes on from the one before,
-to the same end."""
+"""A checkpoint not as written is noticed, set aside and said; the run goes on from the one before, to the same end."""
 
 import json
 import shutil

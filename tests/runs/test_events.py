@@ -1,5 +1,4 @@
-"""The event log: whole lines, one writer, and followers that miss nothing and repeat nothing, whatever happens to the
-file."""
+"""The event log: whole lines, one writer, and followers that miss and repeat nothing, whatever happens to the file."""
 
 import json
 import math
@@ -235,8 +234,7 @@ FUNCTION = {"reward_functions": ["r1_int_reward_func"]}
 
 @cases(("name", "ours"), LOGGED_BY_TRL.items())
 def test_whatever_a_user_names_may_have_trls_name(name: str, ours: str | None) -> None:
-    """Conditions, the best metric, a sweep's metric, the search for runs; with the prefixes of trackers and of
-    transformers."""
+    """Conditions, the best metric, a sweep's, the search for runs; with the prefixes of trackers and transformers."""
     ours = ours or name
     stop = [f"{name} > 0.5", f"train/{name} > 0.5", f"eval_{name} > 0.5", f"eval/hard_{name} > 0.5"]
     config = parse(RAW | FUNCTION | {"stop_when": stop, "best_metric": f"eval_very_hard_{name}"})

@@ -1,5 +1,4 @@
-"""Anything may lie between the lines of an event log or of completions.jsonl: every reader goes on, and so does the
-run."""
+"""Anything may lie between the lines of an event log or of completions.jsonl: every reader goes on, as does the run."""
 
 import json
 import random

@@ -1,5 +1,4 @@
-"""Runs of a sweep compute what they compute alone, share one base in memory, and outlive stops, kills and GPU errors of
-it."""
+"""Runs of a sweep compute the same as alone, share one base in memory, and outlive its stops, kills and GPU errors."""
 
 import gc
 import os
@@ -38,8 +37,7 @@ TWO: dict[str, Any] = {"rank": [2, 4]}  # one of each shape
 
 
 def base(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Settings in which every kind of state is in use: moments, dropout, a reference, held-out evaluations,
-    checkpoints."""
+    """Settings that use every kind of state: moments, dropout, a reference, held-out evaluations, checkpoints."""
     whole = (
         {"iters": 3, "batch_size": 2, "group_size": 4, "num_iterations": 2, "beta": 0.05, "epsilon": 1e-3}
         | {"dropout": 0.1, "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 0.0, "save_every": 2}
@@ -126,8 +124,7 @@ def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, An
     weights = sum(x.nbytes for _, x in tree_flatten(shared.base.model.parameters()))
     assert weights > 10 * own
     assert after[0] < 1.1 * (weights + own)
-    # Each further run costs its adapters and its optimizer; with a GPU's choices the adapters have a packed form
-    # besides.
+    # Each further run costs its adapters and optimizer; with a GPU's choices the adapters have a packed form besides.
     assert 0.8 * 2 * own < after[-1] - after[0] < 2 * 2 * own
 
 
@@ -228,8 +225,7 @@ def test_full_runs_that_are_given_up_while_parked_keep_their_models(full_sweep: 
 
 
 def test_a_run_that_fails_costs_its_configuration_the_sweep_and_nothing_else(tmp_path: Path) -> None:
-    """A learning rate at which the gradient becomes infinite is what a search over learning rates finds sooner or
-    later."""
+    """A search over learning rates finds sooner or later one at which the gradient becomes infinite."""
     over = {"reward_functions": [["low_half"], ["breaks"]]}
     settings = base(tmp_path)
     path = Path(settings["reward_functions_file"])

@@ -27,8 +27,7 @@ from tests.support.reference_forward import TEMPERATURE
 BATCHED, BY_GROUP = ["qwen3", "qwen3_moe", "gemma3_text"], ["mamba"]
 """Architectures that are decoded by continuous batching, a sliding window among them, and others (a state space)."""
 FILTERED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
-"""Sampling with filters. The same for all tests: mlx compiles constants into its CPU kernels, so each other value costs
-a g++ run."""
+"""Sampling with filters, the same for all tests: mlx compiles constants into its CPU kernels, a g++ run for each."""
 LENGTHS = [1, 3, 70, 9]  # prompt lengths of one batch: the longest exceeds a capacity bucket and the sliding window
 MANY_ENDS = list(range(1, 20))  # many end-of-sequence ids: rows end at every step, so the batch is compacted often
 

@@ -208,8 +208,7 @@ def kept_by_sort(logits_BV: np.ndarray, mass_BV: np.ndarray, sampling: Sampling)
         before_BV = np.concatenate([np.zeros((len(running_BV), 1)), running_BV[:, :-1]], axis=1)
         inside_BV = inside_BV & (before_BV < sampling.top_p * running_BV[:, -1:])
     last_B1 = inside_BV.sum(axis=1, keepdims=True) - 1
-    # Ties at the threshold are kept: of logits where top-k compares logits, of masses where top-p alone compares
-    # masses.
+    # Ties at the threshold stay: of logits where top-k compares logits, of masses where top-p alone compares masses.
     compared_BV = logits_BV if sampling.top_k else mass_BV
     floor_B1 = np.take_along_axis(np.take_along_axis(compared_BV, order_BV, axis=1), last_B1, axis=1)
     return (compared_BV >= floor_B1) & (mass_BV >= np.float32(sampling.min_p))

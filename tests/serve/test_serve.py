@@ -1,5 +1,4 @@
-"""`python -m backend serve`: every question gets exactly one final message, only messages reach stdout, and no question
-blocks another."""
+"""`python -m backend serve`: each question gets just one final message, blocks no other; only messages reach stdout."""
 
 import errno
 import json

@@ -168,8 +168,7 @@ CHANGED: dict[str, Any] = (
     | {"reward_weights": [2.0], "iters": 5, "top_p": 0.8, "max_grad_norm": 0.5, "entropy_coef": 0.01}
     | {"steps_per_eval": 3}
 )
-"""Of every kind that the trainer takes up in a place of its own; the KL weight from 0, so that a reference is
-loaded."""
+"""Of every kind the trainer takes up in a place of its own; the KL weight from 0, so that a reference is loaded."""
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +201,7 @@ def changed(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ru
 
 
 def cut_to(source: RunFolder, folder: Path, step: int) -> RunFolder:
-    """A copy of a run as a kill would have left it whose newest checkpoint is that of `step`; its event log is ahead of
-    it."""
+    """A copy of a run as a kill would leave it, its newest checkpoint that of `step`, its event log ahead of it."""
     run = RunFolder(folder / f"killed-after-{step}")
     shutil.copytree(source.path, run.path)
     for saved in checkpoint.all_checkpoints(run):

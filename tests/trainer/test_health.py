@@ -1,5 +1,4 @@
-"""Health rules: each finds its sickness in recorded runs, none finds anything in a healthy one; what a resumed run
-reports."""
+"""Health rules: each finds its sickness in recorded runs and none in a healthy one; what a resumed run reports."""
 
 from functools import cache
 from pathlib import Path

@@ -196,8 +196,7 @@ def test_a_trial_reads_the_pictures_of_its_rows(tmp_path: Path) -> None:
 
 
 def test_a_trial_samples_with_the_adapter_that_the_run_starts_from(tmp_path: Path) -> None:
-    """As the run's first step would: another adapter, or one that was written since, gives other completions, and none
-    the base's."""
+    """As the run's first step does: another adapter, or one written since, gives other completions, none the base's."""
     raw = small_run.settings_for(tmp_path)
     adapter = tmp_path / "adapters.safetensors"
     sampler = TrialSampler()

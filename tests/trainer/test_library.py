@@ -1,5 +1,4 @@
-"""`from backend import train`: a program's own functions, rows, callbacks, optimizer and schedule, in a run like any
-other."""
+"""`from backend import train`: a program's functions, rows, callbacks, optimizer, schedule, in a run like any other."""
 
 import itertools
 import json

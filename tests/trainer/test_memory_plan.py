@@ -1,5 +1,4 @@
-"""The estimate is within 15 % of the measured peak, plans keep to their limit, and runs that cannot fit are refused in
-a sentence."""
+"""Estimates are within 15 % of the measured peak, plans keep their limit, what cannot fit is refused in a sentence."""
 
 import gc
 import json
@@ -218,8 +217,7 @@ CASES = (
 
 
 IN_CI = ("full, V 8k, KL", "four prompts, accumulated")
-"""Between them: LoRA and full, recomputed layers, several prompts, a large vocabulary with a reference, packed
-weights."""
+"""Together: LoRA and full, recomputed layers, several prompts, a large vocabulary with a reference, packed weights."""
 
 
 @pytest.mark.parametrize(

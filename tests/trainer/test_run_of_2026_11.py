@@ -1,5 +1,4 @@
-"""A run, a YAML and a reward file made by the program of November 2026 open unchanged, whatever has been renamed
-since."""
+"""A run, a YAML and a reward file made by the program of November 2026 open unchanged, whatever was renamed since."""
 
 import json
 import shutil

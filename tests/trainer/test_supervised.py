@@ -1,5 +1,4 @@
-"""Supervised runs, and the supervised warm-up of a GRPO run: losses in place of rewards, the end of the warm-up,
-resumes."""
+"""Supervised runs, and the supervised warm-up of a GRPO run: losses in place of rewards, the warm-up's end, resumes."""
 
 import json
 from pathlib import Path

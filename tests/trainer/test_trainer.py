@@ -1,5 +1,4 @@
-"""A run from its first event to its last: what it writes, that it learns, and that nothing is lost when it is
-interrupted."""
+"""A run from first event to last: what it writes, that it learns, and that nothing is lost when it is interrupted."""
 
 import json
 import math
@@ -51,8 +50,7 @@ WHOLE: dict[str, Any] = (
     | {"save_every": 2, "steps_per_eval": 3, "validation_split": 0.25, "max_completion_length": 6, "top_p": 0.9}
     | {"top_k": 0}
 )
-"""Settings with everything that a resumed run could get wrong: schedule, moments, dropout, random numbers, order of the
-rows, evaluation."""
+"""Settings with all a resumed run can get wrong: schedule, moments, dropout, random numbers, row order, evaluation."""
 
 
 @pytest.fixture(scope="module")
@@ -229,8 +227,7 @@ def test_a_paused_run(inputs: Path, uninterrupted: RunFolder, run: RunFolder, mo
 
 
 def test_a_bug_is_logged_with_its_traceback(inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The traceback was once formatted after the exception had been handled, so every bug report read “NoneType:
-    None”."""
+    """The traceback was once formatted after the exception was handled, so every bug report read “NoneType: None”."""
     learn = Learner.learn
 
     def broken(learner: Learner, *args: Any) -> Any:
@@ -253,8 +250,7 @@ def test_the_best_checkpoint_survives_the_rotation(inputs: Path, run: RunFolder)
     raw = settings(inputs, "rises_and_falls", iters=6, save_every=1, keep_checkpoints=2, max_completion_length=2)
     assert small_run.train_here(raw, run).kind == "finished"
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2, 5, 6]
-    # Killed between the last checkpoint and the deletion of an older one: there is no further save that would delete
-    # it.
+    # Killed between the last checkpoint and the deletion of an older one: no further save would delete it.
     older = shutil.copytree(run.checkpoints / "000005", run.checkpoints / "000004")
     state = json.loads((older / "state.json").read_text())
     (older / "state.json").write_text(json.dumps(state | {"step": 4}))
@@ -276,8 +272,7 @@ def test_the_trained_model_opens_in_mlx_lm(inputs: Path, run: RunFolder, train_t
 
 @pytest.mark.parametrize("train_type", ["lora", pytest.param("full", marks=pytest.mark.proof)])
 def test_bfloat16_resumes_to_the_last_bit(inputs: Path, tmp_path: Path, train_type: str) -> None:
-    """Its importance correction is taken from the first of the two updates of a rollout, and full fine-tuning has
-    float32 masters."""
+    """Its importance correction is from the first of a rollout's two updates; full fine-tuning has float32 masters."""
     raw = settings(inputs, train_type=train_type, dtype="bfloat16", iters=3, num_iterations=2, save_every=9, dropout=0)
     whole = resumed_and_whole(raw, tmp_path, 2)
     assert any("bfloat16, where sampler and learner" in note for note in small_run.notes(whole))

@@ -107,8 +107,7 @@ def test_the_importance_correction_equals_trls(case: dict[str, Any]) -> None:
 
 
 def test_the_gap_is_between_two_policies_before_any_filter() -> None:
-    # The sampler's policy gave the tokens −0.5 − 0.25 and −1 − 1.5. The third token it could not score, the fourth is
-    # padding.
+    # The sampler's policy gave the tokens −0.5 − 0.25 and −1 − 1.5. A third it could not score, a fourth is padding.
     policy, sampling = mx.array([[-1.0, -2.0, -9.0, -9.0]]), mx.array([[-0.5, -1.0, float("nan"), -7.0]])
     before, mask = sampling + mx.array([[-0.25, -1.5, 0.0, 0.0]]), mx.array([[1.0, 1.0, 1.0, 0.0]])
     gap = {name: float(x) for name, x in logp_difference(policy, before, mask, "logp_gap").items()}

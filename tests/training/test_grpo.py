@@ -1,5 +1,4 @@
-"""The algorithm's own bookkeeping, without a model: what the settings make of it, and how the metrics of micro-batches
-become a step's."""
+"""The algorithm's bookkeeping without a model: what settings make of it, how micro-batches' metrics become a step's."""
 
 import json
 import math

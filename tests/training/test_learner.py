@@ -29,8 +29,7 @@ def config_of(model: Path, **settings: Any) -> Config:
 
 
 def test_weights_and_moments_are_whole_but_while_an_update_is_made(model: Path, monkeypatch: pytest.MonkeyPatch):
-    """A number that is not finite is found before anything is touched; what fails half-way leaves nothing that may be
-    saved."""
+    """A non-finite number is found before anything is touched; what fails half-way leaves nothing that may be saved."""
     config = config_of(model, **PLAIN_SGD | {"max_grad_norm": 1.0})
     policy = load_policy(config)
     learner = build_learner(policy, config, 1)
@@ -72,8 +71,7 @@ def test_dropout_depends_on_the_seed_and_the_update_alone(model: Path) -> None:
 
 
 def test_old_log_probabilities_are_computed_without_dropout(model: Path) -> None:
-    """The old policy is the one that sampled, and sampling drops nothing; an update before left the model in training
-    mode."""
+    """The old policy is the sampler's, and sampling drops nothing; an update before left the model in training mode."""
     config = config_of(model, beta=0, dropout=0.5, sampling_correction="token_truncate")
     policy = load_policy(config)
     policy.assign({name: x + 0.1 for name, x in policy.trainable().items()})  # B = 0 would hide what is dropped before

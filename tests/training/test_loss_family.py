@@ -78,8 +78,7 @@ class Plain:
         self.metrics: list[dict[str, float]] = []
         self.nearest = math.inf
         """The least distance of a ratio from a corner of the clip, and of an entropy from the threshold of the most
-        uncertain tokens: at distance 0 rounding decides whether a token has a gradient, and BLAS kernels round
-        differently by processor."""
+        uncertain tokens: at 0 rounding decides whether a token has a gradient, and BLAS kernels differ by processor."""
 
     def learn(self, groups: list[Group]) -> None:
         rows = rows_of(groups)
@@ -230,8 +229,7 @@ SETTINGS_NAMES, LOSS_NAMES = list(SETTINGS_OF), list(LOSSES)
 
 
 def cases() -> list[Any]:
-    """Every loss with its defaults, every setting with GRPO's, and every fourth one with another loss too; the full
-    product is a proof."""
+    """Every loss with defaults, GRPO with every setting, every fourth with another too; the full product is a proof."""
     others = [name for name in LOSS_NAMES if name != "grpo"]
     few = {(loss, "defaults") for loss in LOSS_NAMES} | {("grpo", name) for name in SETTINGS_NAMES}
     few |= {(others[i % len(others)], name) for i, name in enumerate(SETTINGS_NAMES) if i % 4 == 3}
@@ -284,8 +282,7 @@ def without_signal(groups: list[Group]) -> list[Group]:
 def three_steps(
     config: Config, silent_steps: set[int]
 ) -> tuple[dict[str, np.ndarray], list[int], list[dict[str, float]]]:
-    """Weights after three steps, rows forwarded in each, and the metrics; `silent_steps` steps have no signal at
-    all."""
+    """Weights after three steps, rows forwarded in each, the metrics; `silent_steps` steps have no signal at all."""
     policy = perturbed(config)
     learner, hidden, rows = build_learner(policy, config, 3), policy.split_model.hidden, [0]
     batches = [sampled_groups(policy.model, seed=step) for step in range(3)]

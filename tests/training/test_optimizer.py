@@ -32,8 +32,7 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 def parameters() -> dict[str, Any]:
-    """Shapes a model has: lists with gaps (LoRA on the last layers only), matrices, vectors, a scalar, half
-    precision."""
+    """Shapes a model has: lists with gaps (LoRA on last layers only), matrices, vectors, a scalar, half precision."""
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> mx.array:
@@ -155,8 +154,7 @@ def large_parameters() -> dict[str, Any]:
 
 
 def updates(name: str, bits: int, steps: int, tuned: Any = None, start: int = 0, params: Any = None) -> tuple[Any, Any]:
-    """(optimizer, parameters) after updates whose gradients have scales from 1e-4 to 1, each compiled as the
-    learner's."""
+    """(optimizer, parameters) after updates with gradients of scales from 1e-4 to 1, each compiled as the learner's."""
     tuned = tuned or optimizer(name, learning_rate=1e-3, bits=bits)
     params = params or large_parameters()
     if start == 0:

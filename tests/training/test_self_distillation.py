@@ -127,8 +127,7 @@ def test_a_prompt_that_cannot_be_rendered_again_is_refused(
 
 
 def random_batch(pad_id: int) -> Batch:
-    """Three groups of three: the second has teachers alone (no advantage), and in each one row has none. Two rows share
-    a teacher's prompt."""
+    """Three groups of three: the second has no advantage, a row in each no teacher; two share a teacher's prompt."""
     rng = np.random.default_rng(0)
     groups: list[Group] = []
     for index in range(3):

@@ -1,5 +1,4 @@
-"""In 16 bits the sampler and the learner are the same policy as far as the format allows, and what remains is measured
-and corrected."""
+"""In 16 bits sampler and learner are one policy as far as the format allows, and the rest is measured and corrected."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +84,7 @@ def by_learner(policy: Policy, groups: list[Group]) -> np.ndarray:
 
 
 pytestmark = pytest.mark.usefixtures("as_on_a_cpu")
-"""Bounds are for the CPU's own choices: told that it is a GPU, it leaves attention to mlx, which here rounds its
-scores."""
+"""Bounds are for the CPU's own choices: told it is a GPU, it leaves attention to mlx, which here rounds its scores."""
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,4 @@
-"""A run from the queue whose reward functions hunt for tokens, watched from outside: what it writes, its command lines,
-its sockets."""
+"""A queued run whose reward functions hunt for tokens, watched from outside: its writes, command lines and sockets."""
 
 import os
 import subprocess
@@ -68,8 +67,7 @@ def tree(root: int) -> list[int]:
 
 
 def listening(pid: int) -> set[str]:
-    """The sockets of a process that wait for connections or datagrams of the network, or for connections by a name in
-    the file system."""
+    """A process's sockets that wait for network connections or datagrams, or connections by a file system name."""
     own, found = set[str](), set[str]()
     for name in os.listdir(f"/proc/{pid}/fd"):
         with suppress(FileNotFoundError):  # closed since
@@ -123,8 +121,7 @@ def test_no_process_of_a_run_from_the_queue_listens(watched: Watched) -> None:
 
 
 def test_a_reward_function_that_hunts_for_tokens_finds_none(watched: Watched) -> None:
-    """Not in its environment or the trainer's, not in the token file: they are in no file that the run has left, and on
-    no command line."""
+    """Not in its environment, the trainer's or the token file: they are in no file the run left, on no command line."""
     files = [path for path in watched.folder.rglob("*") if path.is_file() and path.name != "token"]
     contents = {path.name: path.read_bytes() for path in files}
     assert b"THIEF WAS HERE" in contents["log.txt"] and b"Permission denied" in contents["completions.jsonl"]

@@ -34,8 +34,7 @@ SWEEP = "name: theirs\nover:\n  learning_rate: [0.001, 0.0001]\nseeds: [0]\nhalv
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
-    """A folder as it is unpacked: a run with a checkpoint, one that has not begun, a sweep, and the reward file that
-    all three name."""
+    """An unpacked folder: a run with a checkpoint, one not begun, a sweep, and the reward file that all three name."""
     folder = tmp_path_factory.mktemp("theirs")
     reward = folder / "theirs.py"
     reward.write_text(CODE)
@@ -141,8 +140,7 @@ def test_an_edited_file_goes_on_at_the_command_line_and_is_asked_about_in_the_wi
     ],
 )
 def test_code_is_found_however_a_run_folder_names_it(named: dict[str, Any], theirs: Path, tmp_path: Path) -> None:
-    """The path is relative to the run's folder, and neither the window nor a terminal has that as its working
-    directory."""
+    """The path is relative to the run's folder; neither the window nor a terminal has that as its working directory."""
     run = RunFolder(tmp_path / "run")
     small_run.write_config(run.config, {"model": "m", "data": "d"} | named)
     shutil.copy(theirs / "theirs.py", run.path)

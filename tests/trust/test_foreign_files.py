@@ -176,8 +176,7 @@ def test_a_readme_contacts_no_machine(address: str, hub: HubStandIn, stranger: s
 
 
 def test_rows_that_name_pictures_open_nothing(hub: HubStandIn, secret: Path, stranger: socket.socket) -> None:
-    """To decode a picture, `datasets` opens the path that its row names: a file, an address, another repository with
-    the user's token."""
+    """`datasets` decodes a picture at its row's path: a file, an address, another repository with the user's token."""
     paths = [str(secret), f"ftp://127.0.0.1:{stranger.getsockname()[1]}/x.png", "hf://datasets/owner/private/x.png"]
     stored = [{"bytes": None, "path": path} for path in paths]
     picture = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])

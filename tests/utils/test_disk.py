@@ -23,8 +23,7 @@ from tests.support.cases import cases
 
 @pytest.fixture
 def size_limit() -> Iterator[None]:
-    """No file of this process may exceed 4 kB: the kernel takes what fits, then refuses with EFBIG, as a full disk does
-    with ENOSPC."""
+    """No file of this process may exceed 4 kB: the kernel takes what fits, then gives EFBIG, as a full disk ENOSPC."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     yield

@@ -135,8 +135,7 @@ def test_the_field_license_is_the_text_where_there_is_no_file(monkeypatch: pytes
 
 
 def test_licences_are_found_without_a_list_of_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The frozen app has no RECORD, which names paths of the machine that built; some systems' packages have none
-    either."""
+    """The frozen app has no RECORD, which names the build machine's paths; some systems' packages have none either."""
     folder = tmp_path / "Odd_Name-1.0.dist-info"
     (folder / "licenses" / "third_party").mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.4\nName: odd.name\nVersion: 1.0\nLicense-Expression: MIT\n")

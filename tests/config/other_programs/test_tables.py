@@ -48,8 +48,7 @@ def test_every_setting_that_a_table_names_exists() -> None:
 
 @cases("name", FILES)
 def test_a_file_with_every_word_has_no_unknown_key_and_each_word_is_told(name: str) -> None:
-    """The files that name every argument of TRL, every default of mlx-lm-lora and of mlx-lm, its examples, and every
-    flag of mlx-grpo."""
+    """Files with every argument of TRL, all defaults of mlx-lm-lora and mlx-lm, its examples, all flags of mlx-grpo."""
     raw = recorded_words(name)
     translation = translate(raw)
     assert translation.program is FILES[name]
