@@ -100,7 +100,7 @@ def test_a_path_is_never_looked_up_on_the_hub(name: str) -> None:
     assert mistake(read_splits, settings(name)) == ("data", f"There is no file or folder {name}.")
 
 
-@cases("name", ["locked", "locked/a.jsonl"])
+@pytest.mark.parametrize("name", ["locked", "locked/a.jsonl"])
 def test_a_folder_that_must_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Not “has none of train.jsonl”, nor “there is no file”. Root may read all, so that the system is a stand-in."""
     write(tmp_path / "locked" / "train.jsonl", ROWS)
