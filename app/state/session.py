@@ -169,8 +169,7 @@ class Session(QObject):
             self._say_of_form(f"{text}.")
 
     def load_settings(self, folder: RunFolder, changes: Mapping[str, Any] | None = None, what: str = "") -> bool:
-        """Load a run's settings at its end into the form, with `changes`, which the message calls `what`; False if
-        they cannot be read."""
+        """Load a run's settings at its end, with `changes`, which the message calls `what`; False if unreadable."""
         with problems_to(self._say_of_form):
             over = changed_values(read_changes(folder))
             at_end = ", as they were at its end" if over else ""

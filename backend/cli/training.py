@@ -146,8 +146,7 @@ def read_settings(
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
-    """`--set key=value …` as YAML, except for text settings: `run_name=007` stays text, mlx-lm's `lr_schedule={…}` does
-    not. Raises UserError."""
+    """`--set key=value …` as YAML, text settings as text (`run_name=007`; not `lr_schedule={…}`). Raises UserError."""
     parsed: dict[str, Any] = {}
     for text in changes:
         key, equals, value = (part.strip() for part in text.partition("="))

@@ -102,8 +102,7 @@ class Host:
 
     ssh: SshName  # as ssh takes it; 127.0.0.1 is this machine
     ips: Annotated[tuple[Address, ...], Field(max_length=16), _empty_as_tuple] = ()  # IPv4 addresses, one of each cable
-    rdma: Annotated[tuple[Annotated[Device, PlainValidator(_device)], ...], _empty_as_tuple] = ()
-    """The RDMA device that leads to each host."""
+    rdma: Annotated[tuple[Annotated[Device, PlainValidator(_device)], ...], _empty_as_tuple] = ()  # to each host
     program: Path_ = ""  # a Python with GRPO Studio, or grpo-studio-backend
     folder: Path_ = ""  # a checkout there
 

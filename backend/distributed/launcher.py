@@ -172,8 +172,7 @@ class LaunchEnd:
 def run_ranks(
     run: RunFolder, hosts: HostsFile, backend: str, orders: ranks.Orders, options: Sequence[str] = ()
 ) -> LaunchEnd:
-    """Start the ranks until the run has ended. `options`: of the verb `rank`. A stop signal makes rank 0 save and stop.
-    Raises DiskError."""
+    """Start the ranks until the run ends. `options`: of the verb `rank`. At a stop rank 0 saves. Raises DiskError."""
     requests: list[int] = []
     with tempfile.TemporaryDirectory(prefix="grpo-studio-launch-") as folder, control.handlers_restored() as afterwards:
         control.on_stop_signals(lambda number, frame: requests.append(number))

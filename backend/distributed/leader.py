@@ -45,8 +45,7 @@ LEAST_S = 120.0  # seconds that any work may take
 TIMES = 10.0  # times the usual seconds that it may take besides
 FIRST_S = 3600.0  # seconds that the first step may take
 SERVING_S = 0.02  # seconds to wait for a message
-_OF_LINK = re.compile(r"\[(ring|mpi|jaccl|nccl|distributed)\]|peer|communicat", re.IGNORECASE)
-"""mlx's words for a link that has failed."""
+_OF_LINK = re.compile(r"\[(ring|mpi|jaccl|nccl|distributed)\]|peer|communicat", re.IGNORECASE)  # of a failed link
 
 
 class SharedSampling:

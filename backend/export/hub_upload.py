@@ -134,8 +134,7 @@ def files_of(folder: Path) -> list[Path]:
 def upload(
     repo: str, folder: Path, token: str, progress: Progress, *, private: bool = True, overwrite: bool = False
 ) -> Uploaded:
-    """Upload a folder in one commit. `progress` also receives bytes (done, total). Raises UserError, also for other
-    content without `overwrite`."""
+    """Upload a folder in one commit. `progress`: also bytes (done, total). Raises UserError, also for other content."""
     disable_progress_bars()
     api = HfApi(token=token)
     info = partial(api.model_info, repo, files_metadata=True)

@@ -379,8 +379,7 @@ def load_teacher(policy: Policy, config: ModelSettings, shared: Base | None = No
 
 
 def load_other(name: str, setting: str, tokenizer: Any, config: ModelSettings, quantization: str = "") -> nn.Module:
-    """A frozen model over the tokens of `tokenizer`, in the run's type. `quantization`: the setting with its bits.
-    Raises UserError naming `setting`."""
+    """A frozen model with this tokenizer, in the run's type. `quantization`: its setting. Raises UserError."""
     model, own, model_config = open_model(name, setting)
     check_same_tokens(own, tokenizer, config, setting)
     if quantization:

@@ -29,8 +29,7 @@ from backend.utils.text import quote
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ShardedPolicy(Policy):
-    """This rank's part of a policy. `masters` are the whole float32 adapters, equal on all ranks. `add_up`: of
-    gradients over ranks."""
+    """This rank's part of a policy. `masters`: whole float32 adapters, equal on all ranks. `add_up`: of gradients."""
 
     adapters: Adapters
     group: mx.distributed.Group

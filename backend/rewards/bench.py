@@ -282,8 +282,7 @@ class RewardBench:
 
     @contextmanager
     def tools(self, config: Config, scoring: Config, poll: Poll) -> Iterator[ToolHost | None]:
-        """A run's tools, in the process that scores, which waits. Environments stay until the next rollout. Raises
-        UserError."""
+        """A run's tools, in the scoring process; environments stay until the next rollout. Raises UserError."""
         named = {key: getattr(config, key) for key in keys_used_by("tools")}
         with self._lock:
             try:

@@ -9,8 +9,7 @@ DRAFTED = 3  # tokens of a draft in speculative decoding
 
 @dataclass(frozen=True, slots=True)
 class RowCosts:
-    """`measured`: (rows, time) by growing rows. r rows take the time of the first entry with at least r; the last entry
-    is one full tile."""
+    """`measured`: (rows, time) by growing rows; r rows take the time of the first with at least r. The last: a tile."""
 
     measured: tuple[tuple[int, float], ...]
 

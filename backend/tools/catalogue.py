@@ -53,8 +53,7 @@ def type_text(schema: Mapping[str, Any]) -> str:
 
 
 def listed_tools(settings: Mapping[str, Any], schemas: ToolSchemas | None) -> list[ListedTool]:
-    """Public functions of the tools file; with `schemas`, which the model reads, those of environments and servers too.
-    Raises UserError."""
+    """Public functions of the tools file; with `schemas` those of environments and servers too. Raises UserError."""
     known = {tool["function"]["name"]: tool["function"] for tool in schemas.shared} if schemas else {}
     listed: list[ListedTool] = []
     if file := str(settings.get("tools_file") or "").strip():

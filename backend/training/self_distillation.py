@@ -126,8 +126,7 @@ def set_teacher_logps(micro_batches: Sequence[MicroBatch], teacher: SplitModel, 
 
 
 def distillation_terms(logp_BT: mx.array, batch: Batch) -> tuple[mx.array, mx.array]:
-    """One micro-batch's share of the distillation loss, and [numerator, denominator] of its token mean. Differentiable
-    in `logp_BT`, in nats."""
+    """One micro-batch's share of the loss, and [numerator, denominator] of its token mean. `logp_BT`: in nats."""
     assert batch.teacher_logp_BT is not None and batch.teacher_weight_BT is not None
     now_BT = mx.stop_gradient(logp_BT)
     log_ratio_BT = mx.zeros_like(now_BT) if batch.old_logp_BT is None else now_BT - batch.old_logp_BT

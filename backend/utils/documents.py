@@ -76,8 +76,7 @@ def read_json(path: Path, setting: str, *, advice: str = "") -> Any:
 
 
 def parse_json(text: str, what: str, setting: str, *, advice: str = "") -> Any:
-    """Content of a JSON text without NaN, Infinity and a key that is given twice. Raises UserError; `what` names the
-    text in its message."""
+    """Content of a JSON text without NaN, Infinity and keys given twice. Raises UserError; `what` names the text."""
 
     def refuse(name: str) -> Any:
         raise BrokenJson(f"{name} is not a number")

@@ -331,19 +331,6 @@ def set_text(editor: CodeEditor, text: str, at: int | None = None) -> None:
     editor.setTextCursor(cursor)
 
 
-def test_comment_lines(editor: CodeEditor) -> None:
-    set_text(editor, "  a\nb")
-    editor.selectAll()
-    QTest.keyClick(editor, KEY.Key_Slash, CONTROL)
-    assert editor.toPlainText() == "#   a\n# b"
-    editor.undo()
-    assert editor.toPlainText() == "  a\nb"
-    editor.redo()
-    editor.selectAll()
-    QTest.keyClick(editor, KEY.Key_Slash, CONTROL)
-    assert editor.toPlainText() == "  a\nb"
-
-
 def test_ctrl_s_saves_the_file(editor: CodeEditor, qtbot) -> None:
     event = QKeyEvent(QEvent.Type.ShortcutOverride, KEY.Key_S, CONTROL)
     event.ignore()

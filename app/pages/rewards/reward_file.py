@@ -18,7 +18,6 @@ from PySide6.QtGui import (
     QPaintEvent,
     QResizeEvent,
     QSyntaxHighlighter,
-    QTextBlock,
     QTextCharFormat,
     QTextCursor,
     QTextDocument,
@@ -192,24 +191,15 @@ class CodeEditor(QPlainTextEdit):
             cursor.insertText(" " * (len(INDENT) - cursor.positionInBlock() % len(INDENT)))
         elif key == Qt.Key.Key_Backtab:
             self._change_lines(lambda text: text[min(len(text) - len(text.lstrip(" ")), len(INDENT)) :])
-        elif key == Qt.Key.Key_Slash and control:
-            lines = [block.text() for block in self._selected_blocks()]
-            if all(line.lstrip().startswith("#") for line in lines if line.strip()):
-                self._change_lines(lambda text: re.sub(r"^(\s*)# ?", r"\1", text))
-            else:
-                self._change_lines(lambda text: f"# {text}" if text.strip() else text)
         else:
             super().keyPressEvent(event)
 
-    def _selected_blocks(self) -> list[QTextBlock]:
+    def _change_lines(self, change: Callable[[str], str]) -> None:
         cursor, document = self.textCursor(), self.document()
         first, last = document.findBlock(cursor.selectionStart()), document.findBlock(cursor.selectionEnd())
-        return [document.findBlockByNumber(number) for number in range(first.blockNumber(), last.blockNumber() + 1)]
-
-    def _change_lines(self, change: Callable[[str], str]) -> None:
-        cursor = self.textCursor()
         cursor.beginEditBlock()
-        for block in self._selected_blocks():
+        for number in range(first.blockNumber(), last.blockNumber() + 1):
+            block = document.findBlockByNumber(number)
             changed = change(block.text())
             if changed != block.text():
                 line = QTextCursor(block)

@@ -31,8 +31,7 @@ _TRL_PROMPT, _OUR_MAX_SEQ = 512, 2048  # tokens of a prompt in TRL's former defa
 _TEACHER = "teacher_model_name_or_path"
 SDPO_TABLE = "Self-distillation (SDPOConfig of trl.experimental)"
 _SDPO = {*TABLES["trl"][SDPO_TABLE]["same"].split(), *TABLES["trl"][SDPO_TABLE]["converted"]}
-SCHEDULES = {name: ours for ours, names in TABLES["schedules"].items() for name in names.split()}
-"""transformers' name of a schedule → ours."""
+SCHEDULES = {name: ours for ours, names in TABLES["schedules"].items() for name in names.split()}  # theirs → ours
 _POLYNOMIAL_END = 1e-7  # of `get_polynomial_decay_schedule_with_warmup`; the others end at 0
 OPTIMIZERS = {name: (ours, bits) for names, ours, bits in TABLES["optimizers"] for name in names.split()}
 """transformers' name of an optimizer → (ours, bits of its state)."""
