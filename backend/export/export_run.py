@@ -243,7 +243,7 @@ def exports_at_end(config: Config) -> bool:
 
 
 def export_finished(config: Config, run: RunFolder, event_log: EventLog) -> None:
-    """Export a finished run as configured; LM Studio's problems are only noted. Free the policy first, for the memory."""
+    """Export a finished run as configured; LM Studio's problems are only noted. Free the policy first, for memory."""
     if config.fuse and config.train_type != "full":
         fused = export_run(run, Export("folder", run.name, overwrite=True))
         if fused.rounding:

@@ -39,7 +39,7 @@ BONUS_ENTROPY = "bonus/entropy"  # of the tokens that the entropy bonus acts on;
 
 @dataclass(slots=True)
 class EntropyBonus:
-    """Coefficient of the entropy bonus: constant, or adapted to keep the entropy (nats) at `target` (arXiv:2505.22312)."""
+    """Coefficient of the entropy bonus: constant, or adapted to keep entropy (nats) at `target` (arXiv:2505.22312)."""
 
     value: float
     adaptive: bool = False
