@@ -21,7 +21,7 @@ BASE_KEYS = ("model", "base_model_name_or_path")
 _PATH_KEYS = (*BASE_KEYS, "data", "adapter_path", "_name_or_path", "name_or_path", "config")
 """JSON keys of mlx-lm and transformers that hold local paths."""
 
-OURS = ("README.md", "training.yaml", "adapter_config.json", "config.json")  # ours; a vocabulary may have any word
+OURS = ("README.md", "training.yaml", "adapter_config.json", "config.json")  # written by us: no tokenizer's vocabulary
 
 
 def public_name(name: str) -> str:
