@@ -56,6 +56,11 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
+def learns() -> bool:
+    """True inside `compiled_in_gradients` on a CPU."""
+    return _this_thread.learns
+
+
 @contextmanager
 def compiled_in_gradients() -> Iterator[None]:
     """Inside, on a CPU, functions under `compiled_by_shape` stay compiled while a gradient is traced. In a thread that

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import ArraysCache
 
-from backend.engine import patches
-from backend.engine.layers import scatter_unique
+from backend.engine.layers import Rotation, scatter_unique
 from backend.engine.output_layer import SplitModel
 
 Rotary = Callable[[mx.array], tuple[mx.array, mx.array]]  # positions [3, P, K] → cosines and sines [P, K, d]
@@ -40,13 +38,6 @@ class PromptImages:
     rotary: Rotary | None = None
     shift: int = 0  # the position after the prompt, less the number of its tokens
     placeholders: tuple[int, ...] = ()
-
-
-class Rotation(NamedTuple):
-    """In place of a cache's offset: cosines and sines [P, 1, K, d] of each token's own angles."""
-
-    cos: mx.array
-    sin: mx.array
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +89,9 @@ def _rotation(images: Sequence[PromptImages | None], K: int, pads: Sequence[int]
             end = pads[p] + own.position_3K.shape[1]
             position_3PK[:, p, pads[p] : end] = own.position_3K[:, : K - pads[p]]
             position_3PK[:, p, end:] += own.shift
-    return Rotation(*(x[:, None] for x in rotary(mx.array(position_3PK))))
+    cos_PKd, sin_PKd = rotary(mx.array(position_3PK))
+    first, second = mx.split(sin_PKd[:, None], 2, axis=-1)
+    return Rotation(cos_PKd[:, None], mx.concatenate([-first, second], axis=-1))
 
 
 def shifts(images: Sequence[PromptImages | None]) -> np.ndarray | None:
@@ -157,22 +150,3 @@ def positioned(cache: Sequence[Any], offset: Rotation | None = None, shift: Any 
         each if isinstance(each, ArraysCache) else Positioned(each, each.offset + shift if offset is None else offset)
         for each in cache
     ]
-
-
-def use_rotations() -> None:
-    """Let mlx's rotary embedding take a `Rotation` as offset."""
-    if nn.RoPE.__call__ is not _rotated:
-        patches.replace(nn.RoPE, "__call__", _rotated)
-
-
-_PLAIN_ROPE = nn.RoPE.__call__
-
-
-def _rotated(self: nn.RoPE, x: mx.array, offset: Any = 0) -> mx.array:
-    if not isinstance(offset, Rotation):
-        return _PLAIN_ROPE(self, x, offset)
-    size = offset.cos.shape[-1]  # some models rotate a part of a head
-    wide, rest = x[..., :size].astype(mx.float32), x[..., size:]
-    first, second = mx.split(wide, 2, axis=-1)
-    turned = wide * offset.cos + mx.concatenate([-second, first], axis=-1) * offset.sin
-    return mx.concatenate([turned.astype(x.dtype), rest], axis=-1)

@@ -8,15 +8,17 @@ Letters: S rows of the source, N rows taken, V vocabulary, H hidden.
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear
 
 from backend.engine.device import on_gpu
-from backend.engine.graph import evaluate_after
+from backend.engine.graph import evaluate_after, learns
 
 BLOCK = 1024  # tokens whose sums are computed together, as an array [BLOCK, N]
 
@@ -109,7 +111,7 @@ def scatter_unsort(x: mx.array, inverse: mx.array, shape: Any = None) -> mx.arra
     return x if shape is None else mx.unflatten(x, 0, shape)
 
 
-MLX_LM_LORA, MLX_LM_DORA = LoRALinear.__call__, DoRALinear.__call__
+MLX_LM_LORA, MLX_LM_DORA, PLAIN_ROPE = LoRALinear.__call__, DoRALinear.__call__, nn.RoPE.__call__
 
 
 @mx.custom_function
@@ -154,4 +156,48 @@ def dora_linear(self: Any, x: mx.array) -> mx.array:
     return y + self.linear.bias if "bias" in self.linear else y
 
 
-METHODS = ((LoRALinear, lora_linear), (DoRALinear, dora_linear))  # (mlx-lm's class, our `__call__`)
+class Rotation(NamedTuple):
+    """In place of a rotary embedding's offset: cosines of each token's own angles, and sines, those of a head's first
+    half negative, [B or 1, 1, N, d]. d: the rotated size of a head."""
+
+    cos: mx.array
+    sin: mx.array
+
+
+@lru_cache(maxsize=8)  # all layers of a pass have the same number or array as offset
+def _rotation(size: int, base: float, scale: float, N: int, offset: mx.array | int) -> Rotation:
+    B = len(offset) if isinstance(offset, mx.array) and offset.ndim else 1
+    halves_21d = np.repeat(np.eye(2, dtype=np.float32), size // 2, axis=1)[:, None]
+    x_B2Nd = mx.array(np.tile(halves_21d, (B, 1, N, 1)))
+    turned_B2Nd = mx.fast.rope(x_B2Nd, size, traditional=False, base=base, scale=scale, offset=offset)
+    (a, b), (c, d) = (mx.split(x, 2, axis=-1) for x in mx.split(turned_B2Nd, 2, axis=1))
+    return Rotation(mx.concatenate([a, d], axis=-1), mx.concatenate([c, b], axis=-1))
+
+
+def rope(self: Any, x: mx.array, offset: Any = 0) -> mx.array:
+    """`nn.RoPE.__call__`, whose `offset` may be a `Rotation`. In learning on a CPU, where mlx computes the angles for
+    each layer and once more for the gradient, once a pass."""
+    if not isinstance(offset, Rotation):
+        if self.traditional or x.dtype != mx.float32 or not learns():
+            return PLAIN_ROPE(self, x, offset)
+        offset = _rotation(self.dims, self.base, self.scale, x.shape[-2], offset)
+    cos, sin = offset
+
+    def swapped(x: mx.array) -> mx.array:
+        return mx.concatenate(mx.split(x, 2, axis=-1)[::-1], axis=-1)
+
+    @mx.custom_function
+    def turn(x: mx.array) -> mx.array:
+        return x * cos + swapped(x) * sin
+
+    @turn.vjp
+    def turn_back(_primals: Any, d_out: mx.array, _output: mx.array) -> mx.array:
+        return d_out * cos - swapped(d_out) * sin
+
+    wide, rest = x[..., : cos.shape[-1]].astype(mx.float32), x[..., cos.shape[-1] :]  # some rotate a part of a head
+    turned: Any = turn(wide)
+    return mx.concatenate([turned.astype(x.dtype), rest], axis=-1) if rest.size else turned.astype(x.dtype)
+
+
+# (mlx's or mlx-lm's class, our `__call__`)
+METHODS = ((LoRALinear, lora_linear), (DoRALinear, dora_linear), (nn.RoPE, rope))

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
 
-from backend.engine.images import PromptImages, use_rotations
+from backend.engine.images import PromptImages
 from backend.types import Problem
 from backend.utils.errors import UserError
 from backend.utils.text import quote, reason_of
@@ -38,8 +38,6 @@ class VisionTower:
         self._image_token, self._placeholders = tokens[0], tuple(dict.fromkeys(tokens))
         parts = self._model.modules()
         self._rotary = next((part for part in parts if isinstance(part, MRoPERotaryEmbedding)), None)
-        if self._rotary is not None:
-            use_rotations()
         text_model = self._model[TEXT_MODEL]
         for module in text_model.modules():
             for name, child in module.children().items():
