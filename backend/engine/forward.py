@@ -1,10 +1,12 @@
 """The forward pass of training: log-probabilities of completions, each prompt prefilled once for its group.
 
-    prompts [P, K] ──prefill──► last state [P, H], keys and values of each layer [P, J, K, d]
-    completions [B, T] ──attend to their prompt──► states [B, T, H] ──head, active tokens only──► log π, entropy [B, T]
+    prompts but for their last token [P, K] ──prefill──► keys and values of each layer [P, J, K, d]
+    that token and completions [B, T] ──attend to their prompt──► states [B, T, H] ──head, active tokens only──► log π,
+    entropy [B, T]
 
-The state at position t − 1 predicts completion token t. Models whose layers cannot share a prompt read whole rows [B,
-L]. Letters: B completions, P prompts, T completion tokens, K prompt tokens, L tokens of both, H hidden.
+The state of each token predicts the next one. mlx is lazy: of a prompt's last layer only keys and values are computed.
+Models whose layers cannot share a prompt read whole rows [B, L]. Letters: B completions, P prompts, T completion
+tokens, K prompt tokens but for the last, L tokens of both, H hidden.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 
 from backend.engine.caches import PrefixMask, PrefixReader, PrefixRecorder
 from backend.engine.images import PromptImages, hidden_with_images, padded_images, shifts
-from backend.engine.layers import gather_with_repeats, scatter_unique, take_distinct
+from backend.engine.layers import scatter_unique, take_distinct
 from backend.engine.lm_head import Teacher, TokenScores, token_logps
 from backend.engine.output_layer import SplitModel
 from backend.engine.penalties import CompletionHistory, Penalties, distinct_tokens
@@ -29,24 +31,23 @@ class SequenceRows:
     """Completions and their prompts as arrays of the forward pass (`sequence_rows`)."""
 
     tokens_BL: mx.array  # prompt and completion, padded on the right; for models that cannot share prompts
-    prompt_PK: mx.array  # every prompt once, padded on the right
-    prompt_length_P: mx.array
+    prompt_PK: mx.array  # every prompt once, but for its last token, padded on the right
     prompt_length_B: mx.array
     prompt_B: mx.array  # the index of each row's prompt
     completion_BT: mx.array
+    input_BT: mx.array  # the tokens before those of the completion: the prompt's last first
     active_N: mx.array  # flat indices into [B, T] of the tokens that count
     full: bool  # every token counts
     even: bool  # prompts have equally many rows, which are consecutive
-    ragged: bool  # prompts differ in length
+    ragged: bool  # prompts are padded
     images: Sequence[PromptImages | None] = ()  # of each prompt; empty where none has a picture
 
     def history(self, penalties: Penalties) -> CompletionHistory:
         """The tokens before the positions that count. Reads the prompts on the host."""
-        prompts: list[list[int]] = self.prompt_PK.tolist()  # pyright: ignore[reportAssignmentType]: two axes
-        lengths: list[int] = self.prompt_length_P.tolist()  # pyright: ignore[reportAssignmentType]: one axis
-        tokens = distinct_tokens([prompt[:length] for prompt, length in zip(prompts, lengths, strict=True)])
-        of_rows = type(tokens)(*(array[self.prompt_B] for array in tokens))
-        return CompletionHistory(penalties, of_rows, self.completion_BT, self.active_N)
+        rows: list[list[int]] = self.tokens_BL.tolist()  # pyright: ignore[reportAssignmentType]: two axes
+        lengths: list[int] = self.prompt_length_B.tolist()  # pyright: ignore[reportAssignmentType]: one axis
+        tokens = distinct_tokens([row[:length] for row, length in zip(rows, lengths, strict=True)])
+        return CompletionHistory(penalties, tokens, self.completion_BT, self.active_N)
 
 
 def sequence_rows(
@@ -63,21 +64,22 @@ def sequence_rows(
     # np.unique sorts by group number; argsort of argsort gives ranks, so prompts are numbered by first appearance.
     order = np.argsort(np.argsort(first))
     prompt_of, first = order[prompt_of], np.sort(first)
-    P, K = len(first), int(lengths.max(initial=1))
+    P, K = len(first), max(1, int(lengths.max(initial=1)) - 1)
     # Zeros, not the pad id: no real token attends to the padding, so any valid token will do.
-    inside = np.arange(K)[None] < lengths[first][:, None]
+    inside = np.arange(K)[None] < lengths[first][:, None] - 1
+    last_B1 = np.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
     each = len(tokens) // max(P, 1)
     return SequenceRows(
         tokens_BL=tokens_BL,
         prompt_PK=mx.array(np.where(inside, _widened(tokens[first], K), 0)),
-        prompt_length_P=mx.array(lengths[first]),
         prompt_length_B=prompt_length_B,
         prompt_B=mx.array(prompt_of),
         completion_BT=completion_BT,
+        input_BT=mx.concatenate([mx.array(last_B1), completion_BT[:, :-1]], axis=1),
         active_N=mx.array(np.flatnonzero(np.array(mask_BT))),
         full=bool(np.array(mask_BT).all()),
         even=bool(P * each == len(tokens) and (prompt_of == np.repeat(np.arange(P), each)).all()),
-        ragged=bool((lengths != K).any()),
+        ragged=bool((lengths - 1 != K).any()),
         images=images,
     )
 
@@ -156,44 +158,36 @@ def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:
 
 
 class PrefilledPrompts(NamedTuple):
-    """The state after the last token of each prompt, and keys and values by layer, [P, J, K, d]."""
+    """Keys and values by layer, [P, J, K, d]."""
 
-    last_PH: mx.array
     keys: list[mx.array]
     values: list[mx.array]
 
 
 def prefill_prompts(
-    split_model: SplitModel, prompt_PK: mx.array, length_P: mx.array, images: Sequence[PromptImages | None] = ()
+    split_model: SplitModel, prompt_PK: mx.array, images: Sequence[PromptImages | None] = ()
 ) -> PrefilledPrompts:
     """One pass over prompts padded on the right, with gradient where the model learns."""
     # The recorders collect keys and values as a side effect of the pass, so call `hidden` before they are read.
-    P, K = prompt_PK.shape
-    padded = padded_images(images, K) if any(images) else None
+    padded = padded_images(images, prompt_PK.shape[1]) if any(images) else None
     recorders = [PrefixRecorder(padded and padded.rotation) for _ in range(split_model.prefix_layers)]
     if padded is None:
-        hidden_PKH = split_model.hidden(prompt_PK, recorders)
+        split_model.hidden(prompt_PK, recorders)
     else:
-        hidden_PKH = hidden_with_images(split_model, prompt_PK, padded, recorders)
-    last_PH = take_distinct(hidden_PKH.reshape(P * K, -1), mx.arange(P) * K + length_P - 1)
-    return PrefilledPrompts(last_PH, [layer.keys for layer in recorders], [layer.values for layer in recorders])
+        hidden_with_images(split_model, prompt_PK, padded, recorders)
+    return PrefilledPrompts([layer.keys for layer in recorders], [layer.values for layer in recorders])
 
 
 def shared_prompt_states(
     split_model: SplitModel, rows: SequenceRows, prefilled: PrefilledPrompts | None = None
 ) -> mx.array:
     """As `whole_row_states`, with each prompt prefilled once; its gradient is summed over its rows."""
-    T, (P, K) = rows.completion_BT.shape[1], rows.prompt_PK.shape
-    prompts = prefilled or prefill_prompts(split_model, rows.prompt_PK, rows.prompt_length_P, rows.images)
-    last_BH = gather_with_repeats(prompts.last_PH, rows.prompt_B)
-    # Completions of one token: the prompt predicts it, and there is nothing to run the model on.
-    if T == 1:
-        return last_BH[:, None]
+    P, K = rows.prompt_PK.shape
+    prompts = prefilled or prefill_prompts(split_model, rows.prompt_PK, rows.images)
     rows_per_prompt = len(rows.prompt_B) // P if rows.even else 0
     # Prompts of one length need no mask array: an integer lets attention take its causal path.
     shift_P = shifts(rows.images)
     shift_B = None if shift_P is None else mx.array(shift_P)[rows.prompt_B]
-    mask = PrefixMask(rows.prompt_B, rows_per_prompt, rows.prompt_length_B if rows.ragged else K, shift_B)
+    mask = PrefixMask(rows.prompt_B, rows_per_prompt, rows.prompt_length_B - 1 if rows.ragged else K, shift_B)
     readers = [PrefixReader(keys, values, mask) for keys, values in zip(prompts.keys, prompts.values, strict=True)]
-    hidden_BSH = split_model.hidden(rows.completion_BT[:, :-1], readers)
-    return mx.concatenate([last_BH[:, None], hidden_BSH], axis=1)
+    return split_model.hidden(rows.input_BT, readers)

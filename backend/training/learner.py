@@ -220,16 +220,16 @@ class Learner:
         model = self.policy.model
         parameters = model.trainable_parameters()
 
-        def of_arrays(parameters: Any, last: mx.array, keys: list[mx.array], values: list[mx.array]) -> Any:
+        def of_arrays(parameters: Any, keys: list[mx.array], values: list[mx.array]) -> Any:
             model.update(parameters)
-            return part_of_loss(PrefilledPrompts(last, keys, values))
+            return part_of_loss(PrefilledPrompts(keys, values))
 
         try:
             with gradient_checkpointing(model, self.recompute):
                 if prompted is None:
                     return *nn.value_and_grad(model, part_of_loss)(None), None
                 # mx's, not nn's: nn.value_and_grad differentiates by parameters only; here the prompts are inputs too.
-                value_and_grad = mx.value_and_grad(of_arrays, argnums=[0, 1, 2, 3])
+                value_and_grad = mx.value_and_grad(of_arrays, argnums=[0, 1, 2])
                 value, (gradient, *cotangents) = value_and_grad(parameters, *prompted)
                 return value, gradient, PrefilledPrompts(*cotangents)
         except ValueError as error:

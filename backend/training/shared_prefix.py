@@ -1,9 +1,8 @@
 """One prefill and one backward pass per prompt, however many micro-batches its completions span.
 
-Prompts are prefilled without gradient; each micro-batch treats K, V and the last state h as constants, whose gradients
-accumulate; one more pass per prompt turns those into parameter gradients. By the chain rule dL/dθ = Σ_micro-batch
-∂L/∂θ|_{K,V} + Σ_prompt (dL/dK · ∂K/∂θ + dL/dV · ∂V/∂θ + dL/dh · ∂h/∂θ). Letters: P prompts, K prompt tokens, H hidden,
-d head size.
+Prompts are prefilled without gradient; each micro-batch treats K and V as constants, whose gradients accumulate; one
+more pass per prompt turns those into parameter gradients. By the chain rule dL/dθ = Σ_micro-batch ∂L/∂θ|_{K,V} +
+Σ_prompt (dL/dK · ∂K/∂θ + dL/dV · ∂V/∂θ). Letters: P prompts, K prompt tokens, d head size.
 """
 
 from __future__ import annotations
@@ -29,18 +28,15 @@ class SharedPrefix:
     """The prompts of some micro-batches, prefilled at most `token_budget` tokens at a time."""
 
     def __init__(self, micro_batches: Sequence[MicroBatch], token_budget: int) -> None:
-        prompts: dict[int, tuple[np.ndarray, int]] = {}
+        prompts: dict[int, np.ndarray] = {}
         images: dict[int, PromptImages | None] = {}
         for part in micro_batches:
-            lengths = np.zeros(len(part.groups), np.int64)
-            lengths[np.array(part.rows.prompt_B)] = np.array(part.rows.prompt_length_B)
-            prompts |= zip(part.groups, zip(np.array(part.rows.prompt_PK), lengths.tolist(), strict=True), strict=True)
+            prompts |= zip(part.groups, np.array(part.rows.prompt_PK), strict=True)
             images |= zip(part.groups, part.rows.images or [None] * len(part.groups), strict=True)
         # A group whose rows fell into several micro-batches occurs several times; the dict keeps its prompt once.
         longest = max(part.rows.prompt_PK.shape[1] for part in micro_batches)
         self.index_of_group = {group: index for index, group in enumerate(prompts)}
-        self.prompt_PK = mx.array(np.stack([np.pad(ids, (0, longest - len(ids))) for ids, _ in prompts.values()]))
-        self.length_P = mx.array([length for _, length in prompts.values()])
+        self.prompt_PK = mx.array(np.stack([np.pad(ids, (0, longest - len(ids))) for ids in prompts.values()]))
         self.images = [*images.values()]
         self._cotangents: PrefilledPrompts | None = None
         step = max(1, token_budget // longest)
@@ -58,24 +54,23 @@ class SharedPrefix:
     def prefill(self, split_model: SplitModel) -> PrefilledPrompts:
         spans: list[PrefilledPrompts] = []
         for span in self.spans:
-            spans.append(prefill_prompts(split_model, self.prompt_PK[span], self.length_P[span], self.images[span]))
+            spans.append(prefill_prompts(split_model, self.prompt_PK[span], self.images[span]))
             mx.eval(*spans[-1])  # one span's activations at a time
         return spans[0] if len(spans) == 1 else _map_arrays(lambda *x: mx.concatenate(list(x)), *spans)
 
     def select(self, prefilled: PrefilledPrompts, micro_batch: MicroBatch) -> PrefilledPrompts:
-        # 4 axes: keys and values [P, J, K, d], cut to this micro-batch's padded width; 2 axes: the last states [P, H].
+        """Those of a micro-batch, cut to its padded width."""
         index_P, K = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1]
-        return _map_arrays(lambda x: x[index_P, :, :K] if x.ndim == 4 else x[index_P], prefilled)
+        return _map_arrays(lambda x: x[index_P, :, :K], prefilled)
 
     def accumulate(self, micro_batch: MicroBatch, cotangents: PrefilledPrompts) -> None:
-        """Add a micro-batch's gradients of its prompts' keys, values and last states."""
+        """Add a micro-batch's gradients of its prompts' keys and values."""
         index_P, K, P = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1], len(self.index_of_group)
         longest = self.prompt_PK.shape[1]
 
         # The transpose of `select`: prompts without rows in this micro-batch get 0, narrower ones are padded with 0.
         def scatter(x: mx.array) -> mx.array:
-            padding = [(0, 0), (0, 0), (0, longest - K), (0, 0)] if x.ndim == 4 else 0
-            padded = mx.pad(x, padding)
+            padded = mx.pad(x, [(0, 0), (0, 0), (0, longest - K), (0, 0)])
             return scatter_unique((P, *padded.shape[1:]), index_P, padded)
 
         scattered = _map_arrays(scatter, cotangents)
@@ -92,12 +87,11 @@ class SharedPrefix:
             # ∇θ Σ x(θ) · c with c = dL/dx constant is the vector-Jacobian product cᵀ ∂x/∂θ, through nn.value_and_grad's
             # interface. Padding adds nothing: its cotangents are 0, since no row attends to it.
             def inner_product(span: slice = span, cotangents: PrefilledPrompts = cotangents) -> mx.array:
-                prompts = self.prompt_PK[span], self.length_P[span], self.images[span]
-                prefilled = prefill_prompts(split_model, *prompts)
-                last, keys, values = _map_arrays(
+                prefilled = prefill_prompts(split_model, self.prompt_PK[span], self.images[span])
+                keys, values = _map_arrays(
                     lambda x, cotangent: (x * cotangent).astype(mx.float32).sum(), prefilled, cotangents
                 )
-                return last + sum(keys) + sum(values)
+                return sum(keys, mx.array(0.0)) + sum(values)
 
             _, prompt_gradient = nn.value_and_grad(model, inner_product)()
             gradient = tree_map(mx.add, gradient, prompt_gradient)
@@ -109,7 +103,4 @@ class SharedPrefix:
 
 
 def _map_arrays(change: Callable[..., mx.array], *prefilled: PrefilledPrompts) -> PrefilledPrompts:
-    last, keys, values = zip(*prefilled, strict=True)
-    return PrefilledPrompts(
-        change(*last), [change(*x) for x in zip(*keys, strict=True)], [change(*x) for x in zip(*values, strict=True)]
-    )
+    return PrefilledPrompts(*([change(*x) for x in zip(*of_layers, strict=True)] for of_layers in zip(*prefilled)))

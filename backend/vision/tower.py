@@ -60,6 +60,8 @@ class VisionTower:
             why = f"The model cannot read the pictures of row {problem.index + 1}: {reason_of(error)}."
             raise UserError("data", why) from error
         column_n = np.flatnonzero(np.array(problem.tokens) == self._image_token)
+        if column_n.size and column_n[-1] == len(problem.tokens) - 1:
+            raise UserError("data", f"The prompt of row {problem.index + 1} ends with a picture: text must follow it.")
         if found.per_layer_inputs is not None or found.cross_attention_states is not None:
             kind = quote(self._model.config.model_type, 30)
             raise UserError("model", f"Pictures for a model of the kind {kind} are not supported.")

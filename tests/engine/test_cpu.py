@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.models.activations import swiglu as mlx_lm_swiglu
@@ -11,6 +12,7 @@ from mlx_lm.models.activations import swiglu as mlx_lm_swiglu
 from backend.engine import cpu
 from backend.engine.cpu import MAX_ROWS, matmul_transposed, slice_width, swiglu
 from backend.engine.graph import compiled_by_shape, compiled_in_gradients
+from backend.engine.layers import PLAIN_ROPE, rope
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -128,3 +130,14 @@ def test_functions_are_compiled_where_a_gradient_is_traced() -> None:
             squared(mx.zeros((2, 2)))
     gradients()
     assert len(runs) == 6
+
+
+@pytest.mark.parametrize("offset", [3, mx.array([0, 5])], ids=["equal prompts", "prompts of unequal length"])
+def test_rotary_embeddings_in_learning_are_mlxs_to_the_bit(offset: Any) -> None:
+    embedding, rng = nn.RoPE(6, base=100.0), np.random.default_rng(0)  # of a part of each head
+    x, d_out = (mx.array(rng.normal(size=(2, 3, 4, 8)), mx.float32) for _ in range(2))
+    plain = mx.vjp(lambda x: PLAIN_ROPE(embedding, x, offset), [x], [d_out])
+    with compiled_in_gradients():
+        learned = mx.vjp(lambda x: rope(embedding, x, offset), [x], [d_out])
+    for expected, actual in zip(plain, learned, strict=True):
+        np.testing.assert_array_equal(np.array(actual[0]), np.array(expected[0]))

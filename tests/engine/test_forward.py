@@ -75,7 +75,7 @@ def test_a_prompt_is_prefilled_once_where_layers_only_cache_keys(models: Path, a
     hidden = split_model.hidden
     split_model.hidden = lambda tokens, cache=None: shapes.append(tokens.shape) or hidden(tokens, cache)
     logps = case.logps(split_model)[0]
-    assert shapes == ([(3, 7), (5, 8)] if layers else [(5, 15)])
+    assert shapes == ([(3, 6), (5, 9)] if layers else [(5, 15)])
     np.testing.assert_allclose(np.array(logps), np.array(case.plain(model, 1.0)[0]), atol=1e-5)
 
 

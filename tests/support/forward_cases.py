@@ -35,6 +35,7 @@ LAYOUTS = {
     "even and ragged": Layout([5, 2], [0, 0, 1, 1], [6, 2, 9, 1]),
     "one row": Layout([4], [0], [5]),
     "one token": Layout([4, 2], [0, 0, 1], [1] * 3),
+    "prompts of one token": Layout([1, 1], [0, 1, 1], [3, 1, 2]),
 }
 
 

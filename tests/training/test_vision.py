@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from backend.training.algorithms import build_learner
 from backend.training.batch import pack
 from backend.training.policy_forward import PolicyForward
 from backend.types import Completion, Group, Problem
+from backend.utils.errors import UserError
 from tests.support.small_settings import PLAIN_SGD, SMALL_LORA
 from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, LAYERS, chat, picture, tiny_vision_model
 
@@ -132,6 +133,14 @@ def learned_logps(case: Case, groups: list[Group], mode: str) -> list[np.ndarray
         index: Any = part.batch.row_B.tolist()
         rows |= dict(zip(index, np.array(logp_BT), strict=True))
     return [rows[row] for row in sorted(rows)]
+
+
+def test_a_prompt_that_ends_with_a_picture_is_refused(opened: Callable[..., Case]) -> None:
+    case = opened("qwen3_vl")
+    problem = case.problem(A, 4)
+    last = problem.tokens.index(IMAGE_TOKEN) + problem.tokens.count(IMAGE_TOKEN)
+    with pytest.raises(UserError, match=r"row 5 ends with a picture: text must follow it"):
+        case.sampler.sample([replace(problem, tokens=problem.tokens[:last])], G, FREE, 7, 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
