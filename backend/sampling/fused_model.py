@@ -79,7 +79,7 @@ class DecodingBlock(nn.Module):
         projection, step = attention.q_proj.output.projection, cache.step
         x, stream = x_B1H, step.stream_of(x_B1H)
         if device.on_cpu():
-            x = stream = stream.reshape(1, -1, stream.shape[-1])  # as products in slices take it
+            x = stream = stream.reshape(1, len(x), x.shape[-1])  # as products in slices take it
         normed = block.input_layernorm(x)
         rotation = step.rotation(self.rotations)
         norms = HeadNorms(self.norm_weight, attention.q_norm.eps) if "norm_weight" in self else None
