@@ -247,7 +247,7 @@ def _adapted_weight(member: Any) -> mx.array:
         weight = mx.dequantize(base.weight, base.scales, base.get("biases"), base.group_size, base.bits, base.mode)
     else:
         weight = base.weight
-    return weight + (member.scale * member.lora_b.T) @ member.lora_a.T
+    return mx.addmm(weight, member.scale * member.lora_b.T, member.lora_a.T)
 
 
 def _dora_gain(member: Any) -> mx.array:
