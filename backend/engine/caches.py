@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import make_prompt_cache
 
 from backend.engine.attention import PromptKV
 from backend.engine.device import on_gpu
-from backend.engine.layers import gather_with_repeats
+from backend.engine.layers import gather_with_repeats, turned_halves
 
 
 class Rotations:
@@ -32,10 +31,7 @@ class Rotations:
 
     def turned(self, position_N: mx.array) -> mx.array:
         """As `at`, computed by `rope`."""
-        halves_21d = np.repeat(np.eye(2, dtype=np.float32), self.size // 2, axis=1)[:, None]
-        halves_N21d = mx.array(np.broadcast_to(halves_21d, (len(position_N), *halves_21d.shape)))
-        turned = self.rope(mx.stop_gradient(halves_N21d), offset=position_N)  # a copy: `rope` may change its input
-        return turned.reshape(-1, 2, self.size)
+        return turned_halves(self.rope, self.size, 1, position_N)[:, :, 0]
 
 
 class StepContext:

@@ -3,12 +3,12 @@
 Gathers whose gradient is the same bits every time: the gradient of x[index] is a scatter-add, which Metal makes with
 atomics in changing order. On a CPU they are mlx's own. LoRA and DoRA in 16 bits as the sampler computes them:
 round(y + round(x A) B), with A, B and their gradients in float32. LoRA in float32 with two passes over [tokens, out]
-fewer than mlx-lm's.
+fewer than mlx-lm's. On a CPU rotary embeddings whose angles are computed once a pass of learning, and norms.
 Letters: S rows of the source, N rows taken, V vocabulary, H hidden.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -17,6 +17,7 @@ import numpy as np
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear
 
+from backend.engine.cpu import rms_norm
 from backend.engine.device import on_gpu
 from backend.engine.graph import evaluate_after, learns
 
@@ -111,7 +112,8 @@ def scatter_unsort(x: mx.array, inverse: mx.array, shape: Any = None) -> mx.arra
     return x if shape is None else mx.unflatten(x, 0, shape)
 
 
-MLX_LM_LORA, MLX_LM_DORA, PLAIN_ROPE = LoRALinear.__call__, DoRALinear.__call__, nn.RoPE.__call__
+MLX_LM_LORA, MLX_LM_DORA = LoRALinear.__call__, DoRALinear.__call__
+PLAIN_ROPE, PLAIN_NORM = nn.RoPE.__call__, nn.RMSNorm.__call__
 
 
 @mx.custom_function
@@ -164,13 +166,19 @@ class Rotation(NamedTuple):
     sin: mx.array
 
 
-@lru_cache(maxsize=8)  # all layers of a pass have the same number or array as offset
-def _rotation(size: int, base: float, scale: float, N: int, offset: mx.array | int) -> Rotation:
+def turned_halves(rope: Callable[..., mx.array], size: int, N: int, offset: mx.array | int) -> mx.array:
+    """[B, 2, N, size]: what the halves of a head x = (x₁, x₂) contribute after its rotation, x₁ ⊗ turned[:, 0] + x₂ ⊗
+    turned[:, 1], at N positions from each of the B `offset` on."""
     B = len(offset) if isinstance(offset, mx.array) and offset.ndim else 1
     halves_21d = np.repeat(np.eye(2, dtype=np.float32), size // 2, axis=1)[:, None]
-    x_B2Nd = mx.array(np.tile(halves_21d, (B, 1, N, 1)))
-    turned_B2Nd = mx.fast.rope(x_B2Nd, size, traditional=False, base=base, scale=scale, offset=offset)
-    (a, b), (c, d) = (mx.split(x, 2, axis=-1) for x in mx.split(turned_B2Nd, 2, axis=1))
+    return rope(mx.array(np.tile(halves_21d, (B, 1, N, 1))), offset=offset)
+
+
+@lru_cache(maxsize=8)  # all layers of a pass have the same number or array as offset
+def _rotation(size: int, base: float, scale: float, N: int, offset: mx.array | int) -> Rotation:
+    rope = partial(mx.fast.rope, dims=size, traditional=False, base=base, scale=scale)
+    first, second = mx.split(turned_halves(rope, size, N, offset), 2, axis=1)
+    (a, b), (c, d) = mx.split(first, 2, axis=-1), mx.split(second, 2, axis=-1)  # pyright: ignore
     return Rotation(mx.concatenate([a, d], axis=-1), mx.concatenate([c, b], axis=-1))
 
 
@@ -184,7 +192,8 @@ def rope(self: Any, x: mx.array, offset: Any = 0) -> mx.array:
     cos, sin = offset
 
     def swapped(x: mx.array) -> mx.array:
-        return mx.concatenate(mx.split(x, 2, axis=-1)[::-1], axis=-1)
+        first, second = mx.split(x, 2, axis=-1)
+        return mx.concatenate([second, first], axis=-1)
 
     @mx.custom_function
     def turn(x: mx.array) -> mx.array:
@@ -199,5 +208,11 @@ def rope(self: Any, x: mx.array, offset: Any = 0) -> mx.array:
     return mx.concatenate([turned.astype(x.dtype), rest], axis=-1) if rest.size else turned.astype(x.dtype)
 
 
+def norm_call(self: Any, x: mx.array) -> mx.array:
+    """`nn.RMSNorm.__call__`."""
+    is_plain = on_gpu() or learns() or x.dtype != mx.float32
+    return PLAIN_NORM(self, x) if is_plain else rms_norm(x, self.weight, self.eps)
+
+
 # (mlx's or mlx-lm's class, our `__call__`)
-METHODS = ((LoRALinear, lora_linear), (DoRALinear, dora_linear), (nn.RoPE, rope))
+METHODS = ((LoRALinear, lora_linear), (DoRALinear, dora_linear), (nn.RoPE, rope), (nn.RMSNorm, norm_call))

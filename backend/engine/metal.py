@@ -6,6 +6,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.engine.cpu import rms_norm
+
 Shaped = tuple[tuple[int, ...], mx.Dtype]
 
 
@@ -112,7 +114,7 @@ def rotated_heads_plain(
     (`StepContext.rotation`). Rounded where the learner rounds."""
     x, values = mx.split(heads_BN1d, [heads.queries + heads.keys], axis=1)
     if norms:
-        x = mx.fast.rms_norm(x, None, norms.eps) * norms.weight
+        x = rms_norm(x, norms.weight, norms.eps)
     # Each half of a head, times both halves of its rotation.
     of_first, of_second = mx.split(rotation_B2d.reshape(len(x), 1, 2, 2, -1), 2, axis=2)
     first, second = mx.split(x.astype(mx.float32), 2, axis=-1)

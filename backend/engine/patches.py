@@ -96,7 +96,8 @@ def install(model: nn.Module) -> None:
         if getattr(owner, attribute) is not ours:
             replace(owner, attribute, ours)
     for owner, call in layers.METHODS:
-        if owner.__call__ is not call and any(type(part) is owner for part in model.modules()):
+        is_replaced = any(x.owner is owner for x in _active)  # perhaps twice: `residual_stream` acts on marks
+        if not is_replaced and any(type(part) is owner for part in model.modules()):
             replace(owner, "__call__", call)
 
 

@@ -7,7 +7,7 @@ more pass per prompt turns those into parameter gradients. By the chain rule dL/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -56,12 +56,12 @@ class SharedPrefix:
         for span in self.spans:
             spans.append(prefill_prompts(split_model, self.prompt_PK[span], self.images[span]))
             mx.eval(*spans[-1])  # one span's activations at a time
-        return spans[0] if len(spans) == 1 else _map_arrays(lambda *x: mx.concatenate(list(x)), *spans)
+        return spans[0] if len(spans) == 1 else tree_map(lambda *x: mx.concatenate(list(x)), *spans)
 
     def select(self, prefilled: PrefilledPrompts, micro_batch: MicroBatch) -> PrefilledPrompts:
         """Those of a micro-batch, cut to its padded width."""
         index_P, K = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1]
-        return _map_arrays(lambda x: x[index_P, :, :K], prefilled)
+        return tree_map(lambda x: x[index_P, :, :K], prefilled)
 
     def accumulate(self, micro_batch: MicroBatch, cotangents: PrefilledPrompts) -> None:
         """Add a micro-batch's gradients of its prompts' keys and values."""
@@ -73,22 +73,22 @@ class SharedPrefix:
             padded = mx.pad(x, [(0, 0), (0, 0), (0, longest - K), (0, 0)])
             return scatter_unique((P, *padded.shape[1:]), index_P, padded)
 
-        scattered = _map_arrays(scatter, cotangents)
+        scattered = tree_map(scatter, cotangents)
         total = self._cotangents
-        self._cotangents = scattered if total is None else _map_arrays(mx.add, total, scattered)
+        self._cotangents = scattered if total is None else tree_map(mx.add, total, scattered)
         mx.eval(*self._cotangents)  # or the micro-batch's whole graph would stay in memory
 
     def backward(self, model: nn.Module, split_model: SplitModel, gradient: Any) -> Any:
         """Add the gradient through the prompts to `gradient`: one vector-Jacobian product per span of prompts."""
         assert self._cotangents is not None
         for span in self.spans:
-            cotangents = _map_arrays(lambda x, span=span: x[span], self._cotangents)
+            cotangents = tree_map(lambda x, span=span: x[span], self._cotangents)
 
             # ∇θ Σ x(θ) · c with c = dL/dx constant is the vector-Jacobian product cᵀ ∂x/∂θ, through nn.value_and_grad's
             # interface. Padding adds nothing: its cotangents are 0, since no row attends to it.
             def inner_product(span: slice = span, cotangents: PrefilledPrompts = cotangents) -> mx.array:
                 prefilled = prefill_prompts(split_model, self.prompt_PK[span], self.images[span])
-                keys, values = _map_arrays(
+                keys, values = tree_map(
                     lambda x, cotangent: (x * cotangent).astype(mx.float32).sum(), prefilled, cotangents
                 )
                 return sum(keys, mx.array(0.0)) + sum(values)
@@ -100,7 +100,3 @@ class SharedPrefix:
 
     def _indices(self, micro_batch: MicroBatch) -> mx.array:
         return mx.array([self.index_of_group[group] for group in micro_batch.groups])
-
-
-def _map_arrays(change: Callable[..., mx.array], *prefilled: PrefilledPrompts) -> PrefilledPrompts:
-    return PrefilledPrompts(*([change(*x) for x in zip(*of_layers, strict=True)] for of_layers in zip(*prefilled)))

@@ -141,3 +141,11 @@ def test_rotary_embeddings_in_learning_are_mlxs_to_the_bit(offset: Any) -> None:
         learned = mx.vjp(lambda x: rope(embedding, x, offset), [x], [d_out])
     for expected, actual in zip(plain, learned, strict=True):
         np.testing.assert_array_equal(np.array(actual[0]), np.array(expected[0]))
+
+
+@pytest.mark.parametrize("shape", [(8, 512), (3, 40, 64)], ids=str)
+def test_norms_are_mlxs(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    x, weight = mx.array(rng.normal(size=shape), mx.float32), mx.array(rng.normal(size=shape[-1]), mx.float32)
+    normed = compiled_by_shape(lambda x: cpu.rms_norm(x, weight, 1e-6))(x)
+    np.testing.assert_allclose(np.array(normed), np.array(mx.fast.rms_norm(x, weight, 1e-6)), rtol=1e-5, atol=1e-6)

@@ -91,7 +91,7 @@ def test_after_uninstall_mlx_lm_is_untouched(models: Path) -> None:
     """Models of several families are patched, some of them twice, and one during gradient checkpointing."""
     patches.uninstall()
     trees = [model_of(models, arch) for arch in ARCHES]
-    before, rope = everything_of_mlx_lm(), nn.RoPE.__call__
+    before, of_layers = everything_of_mlx_lm(), (nn.RoPE.__call__, nn.RMSNorm.__call__)
     for model in [*trees, trees[0]]:
         patches.install(model)
     with gradient_checkpointing(trees[0], True):
@@ -99,7 +99,8 @@ def test_after_uninstall_mlx_lm_is_untouched(models: Path) -> None:
         changed = {
             f"{owner}.{key}" for (owner, key), x in everything_of_mlx_lm().items() if before[owner, key] is not x
         }
-        assert {*changed, "mlx.nn.layers.positional_encoding.RoPE.__call__"} == set(names)
+        of_mlx = {f"mlx.nn.layers.{name}.__call__" for name in ("positional_encoding.RoPE", "normalization.RMSNorm")}
+        assert changed | of_mlx == set(names)
         assert len(names) == len(set(names))
         assert {"mlx_lm.models.qwen3.swiglu", "mlx_lm.models.qwen3.TransformerBlock.__call__"} <= changed
         patches.uninstall()
@@ -107,7 +108,7 @@ def test_after_uninstall_mlx_lm_is_untouched(models: Path) -> None:
     after = everything_of_mlx_lm()
     assert after.keys() == before.keys()
     assert not [name for name, value in after.items() if value is not before[name]]
-    assert nn.RoPE.__call__ is rope
+    assert (nn.RoPE.__call__, nn.RMSNorm.__call__) == of_layers
 
 
 @pytest.mark.parametrize("arch", ARCHES)
