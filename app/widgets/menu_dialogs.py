@@ -187,11 +187,7 @@ class FolderLine:
 
 class PreferencesDialog(Dialog):
     def __init__(
-        self,
-        prefs: Prefs,
-        themes: Mapping[str, tuple[str, QAction]],
-        service: Service,
-        parent: QWidget | None = None,
+        self, prefs: Prefs, themes: Mapping[str, tuple[str, QAction]], service: Service, parent: QWidget | None = None
     ) -> None:
         """`themes`: the text of each, to which a desktop adds no “&” as to the action's, and the action."""
         super().__init__("Preferences", parent)

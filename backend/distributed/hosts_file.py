@@ -175,8 +175,7 @@ def parse_hosts(raw: Any, what: str) -> HostsFile:
         raise _problems(what, problems)
     # An address as name is an address too, as for `mlx.launch --hosts`.
     return replace(
-        found,
-        hosts=tuple(replace(each, ips=each.ips or ((each.ssh,) if _is_ipv4(each.ssh) else ())) for each in hosts),
+        found, hosts=tuple(replace(each, ips=each.ips or ((each.ssh,) if _is_ipv4(each.ssh) else ())) for each in hosts)
     )
 
 

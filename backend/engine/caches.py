@@ -105,16 +105,14 @@ class SlotCache:
         return self.keys, self.values
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.keys, self.values = (
-            written(old, new, self.step) for old, new in ((self.keys, keys), (self.values, values))
-        )
+        self.keys, self.values = written(self.keys, keys, self.step), written(self.values, values, self.step)
         return self.keys, self.values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
         return self.step.mask(window=window_size)
 
 
-class PackedSlotCache:
+class PackedSlotCache(SlotCache):
     """A layer's keys and values in one array [B, J, 2, C, d], which a GPU writes in one launch. Metal's attention
     copies arrays whose (row, head) pairs lie at uneven distances; here they do not."""
 
@@ -132,9 +130,6 @@ class PackedSlotCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         return self.write(mx.stack([keys, values], axis=2))
-
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        return self.step.mask(window=window_size)
 
 
 def written(cache: mx.array, new: mx.array, step: StepContext) -> mx.array:

@@ -1,8 +1,7 @@
 """The forward pass of training: log-probabilities of completions, each prompt prefilled once for its group.
 
     prompts but for their last token [P, K] ──prefill──► keys and values of each layer [P, J, K, d]
-    that token and completions [B, T] ──attend to their prompt──► states [B, T, H] ──head, active tokens only──► log π,
-    entropy [B, T]
+    the token before each of completions [B, T] ──attend to it──► states [B, T, H] ──head──► log π, entropy [B, T]
 
 The state of each token predicts the next one. mlx is lazy: of a prompt's last layer only keys and values are computed.
 Models whose layers cannot share a prompt read whole rows [B, L]. Letters: B completions, P prompts, T completion

@@ -110,12 +110,7 @@ class Scorer:
             raise ProcessLostError(what if failure.hung else failure.what) from None
 
     def score(
-        self,
-        groups: list[Group],
-        stage: int,
-        weights: Sequence[float],
-        state: TrainerState,
-        poll: Poll = wait_on,
+        self, groups: list[Group], stage: int, weights: Sequence[float], state: TrainerState, poll: Poll = wait_on
     ) -> Answer:
         """Fill in each completion's `scores` (None for no opinion), `reward` (Σ w·score over the others, or None) and
         `logged` with a stage's functions. Raises RewardError and what `poll` raises, changing nothing."""

@@ -67,11 +67,11 @@ class DecodingBlock(nn.Module):
         return self[name] if name in self else getattr(self.get("block"), name)
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None, *rest: Any, **more: Any) -> mx.array:
-        if isinstance(cache, (PackedSlotCache, SlotCache)):
+        if isinstance(cache, SlotCache):
             return self.step(x, cache)
         return self.block(x, mask, cache, *rest, **more)
 
-    def step(self, x_B1H: mx.array, cache: PackedSlotCache | SlotCache) -> mx.array:
+    def step(self, x_B1H: mx.array, cache: SlotCache) -> mx.array:
         """One token a row of `x`, though several may share a row of the cache. Returns the residual stream, rounded
         where it is kept in float32; its float32 passes from block to block in the cache's step."""
         block = self.block

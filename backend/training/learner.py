@@ -213,9 +213,7 @@ class Learner:
             raise
 
     def _backward(
-        self,
-        part_of_loss: Callable[[PrefilledPrompts | None], tuple[Any, ...]],
-        prompted: PrefilledPrompts | None,
+        self, part_of_loss: Callable[[PrefilledPrompts | None], tuple[Any, ...]], prompted: PrefilledPrompts | None
     ) -> tuple[Any, Any, PrefilledPrompts | None]:
         model = self.policy.model
         parameters = model.trainable_parameters()

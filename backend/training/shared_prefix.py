@@ -38,7 +38,7 @@ class SharedPrefix:
         self.index_of_group = {group: index for index, group in enumerate(prompts)}
         self.prompt_PK = mx.array(np.stack([np.pad(ids, (0, longest - len(ids))) for ids in prompts.values()]))
         self.images = [*images.values()]
-        self._cotangents: PrefilledPrompts | None = None
+        self._cotangents: Any = None  # of `PrefilledPrompts`
         step = max(1, token_budget // longest)
         self.spans = [slice(start, start + step) for start in range(0, len(prompts), step)]
 
@@ -76,7 +76,7 @@ class SharedPrefix:
         scattered = tree_map(scatter, cotangents)
         total = self._cotangents
         self._cotangents = scattered if total is None else tree_map(mx.add, total, scattered)
-        mx.eval(*self._cotangents)  # or the micro-batch's whole graph would stay in memory
+        mx.eval(self._cotangents)  # or the micro-batch's whole graph would stay in memory
 
     def backward(self, model: nn.Module, split_model: SplitModel, gradient: Any) -> Any:
         """Add the gradient through the prompts to `gradient`: one vector-Jacobian product per span of prompts."""
@@ -88,10 +88,8 @@ class SharedPrefix:
             # interface. Padding adds nothing: its cotangents are 0, since no row attends to it.
             def inner_product(span: slice = span, cotangents: PrefilledPrompts = cotangents) -> mx.array:
                 prefilled = prefill_prompts(split_model, self.prompt_PK[span], self.images[span])
-                keys, values = tree_map(
-                    lambda x, cotangent: (x * cotangent).astype(mx.float32).sum(), prefilled, cotangents
-                )
-                return sum(keys, mx.array(0.0)) + sum(values)
+                products = tree_map(lambda x, d: (x * d).astype(mx.float32).sum(), prefilled, cotangents)
+                return mx.array(0.0) + sum(products.keys) + sum(products.values)
 
             _, prompt_gradient = nn.value_and_grad(model, inner_product)()
             gradient = tree_map(mx.add, gradient, prompt_gradient)

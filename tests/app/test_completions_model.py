@@ -259,10 +259,7 @@ def test_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
         next(export_completions(source, [], tmp_path / "no" / "out.md"))
 
 
-CALLS = [
-    {"name": "search", "arguments": {"query": "grüße", "limit": 3}},
-    {"name": "cube", "arguments": {}},
-]
+CALLS = [{"name": "search", "arguments": {"query": "grüße", "limit": 3}}, {"name": "cube", "arguments": {}}]
 RESULTS = [
     {"name": "search", "content": "one\ntwo", "failed": False, "seconds": 0.0123},
     {"name": "cube", "content": "{'error': 'no'}", "failed": True, "seconds": 10.0},

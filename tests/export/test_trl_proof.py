@@ -31,10 +31,7 @@ from tests.support.torch_process import Torch
 ARGUMENTS = Path(__file__).parents[1] / "config" / "other_programs" / "trl_1_16.yaml"
 PYTHON = os.environ.get("TRL_PYTHON", "")
 
-pytestmark = [
-    pytest.mark.proof,
-    pytest.mark.skipif(not PYTHON, reason="TRL_PYTHON names no Python with TRL and torch"),
-]
+pytestmark = [pytest.mark.proof, pytest.mark.skipif(not PYTHON, reason="TRL_PYTHON names no Python with TRL and torch")]
 
 
 def without_ours() -> dict[str, str]:

@@ -39,10 +39,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "hangs in C with the interpreter's lock": ("ctypes.PyDLL(None).sleep(99)", RUNNING),
     "backtracks": ("import re; re.match(r'(a+)+$', 'a' * 40 + 'b')", RUNNING),
     "blocks signals": ("signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); time.sleep(1000)", RUNNING),
-    "raises what sleeps": (
-        "class Slow(Exception):\n    def __str__(self): time.sleep(1000)\nraise Slow",
-        RUNNING,
-    ),
+    "raises what sleeps": ("class Slow(Exception):\n    def __str__(self): time.sleep(1000)\nraise Slow", RUNNING),
     "exits": ("sys.exit(0)", "SystemExit"),
     "ends its process": ("os._exit(0)", r"ended the process it ran in \(exit code 0\)"),
     "crashes": ("ctypes.string_at(0)", r"signal 11, segmentation fault"),

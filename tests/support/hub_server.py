@@ -39,11 +39,7 @@ def _hardware(name: str, title: str, cents_per_hour: int, *gpu: str) -> dict[str
     }
     micro = round(cents_per_hour * 1e4 / 60)
     about = {"name": name, "prettyName": title, "cpu": "4 vCPU", "ram": "15 GB", "unitLabel": "minute"}
-    return about | {
-        "accelerator": accelerator if gpu else None,
-        "unitCostMicroUSD": micro,
-        "unitCostUSD": micro / 1e6,
-    }
+    return about | {"accelerator": accelerator if gpu else None, "unitCostMicroUSD": micro, "unitCostUSD": micro / 1e6}
 
 
 # As /api/jobs/hardware has it, in its order

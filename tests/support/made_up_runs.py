@@ -121,14 +121,7 @@ _MADE: dict[str, TemporaryDirectory[str]] = {}
 
 
 def _write_run(
-    path: Path,
-    steps: int,
-    total: int,
-    ending: str | None,
-    seconds: float,
-    ranks: int,
-    lost: Any,
-    config: Any,
+    path: Path, steps: int, total: int, ending: str | None, seconds: float, ranks: int, lost: Any, config: Any
 ) -> RunFolder:
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)

@@ -209,7 +209,7 @@ _PIXELS |= {"do_normalize": True, "do_resize": True, "do_convert_rgb": True}
 _QWEN_FILES = {
     "preprocessor_config.json": _PIXELS
     | {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 8, "temporal_patch_size": 2, "merge_size": 2}
-    | {"size": {"shortest_edge": 256, "longest_edge": 4096}, "processor_class": "Qwen3VLProcessor"},
+    | {"size": {"shortest_edge": 256, "longest_edge": 4096}, "processor_class": "Qwen3VLProcessor"}
 }
 _PROCESSORS: dict[str, dict[str, Any]] = {
     "qwen3_vl": _QWEN_FILES,

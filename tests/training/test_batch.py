@@ -15,13 +15,7 @@ from backend.runs.completion_rows import Stop
 from backend.trainer.telemetry import completion_row
 from backend.training.batch import Batch, completion_metrics, pack
 from backend.training.importance_sampling import importance_ratio, logp_difference
-from backend.training.microbatch import (
-    PASS_OVERHEAD,
-    MicroBatchRows,
-    PromptMode,
-    RowLengths,
-    plan_micro_batches,
-)
+from backend.training.microbatch import PASS_OVERHEAD, MicroBatchRows, PromptMode, RowLengths, plan_micro_batches
 from backend.training.variety import NGRAM, distinct_ngrams, repetition, variety_metrics
 from backend.types import Completion, Group, Problem
 from tests.support.cases import cases
