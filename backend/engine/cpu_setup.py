@@ -57,11 +57,11 @@ def _reserve_memory(library: ctypes.CDLL) -> None:
 
 def _version(library: ctypes.CDLL) -> str:
     try:
-        config, threads = library.openblas_get_config, library.openblas_get_num_threads
+        config, core, threads = (getattr(library, f"openblas_get_{x}") for x in ("config", "corename", "num_threads"))
     except AttributeError:
         return "OpenBLAS"
-    config.restype = ctypes.c_char_p
-    name = " ".join(config().decode(errors="replace").split()[:2])
+    config.restype = core.restype = ctypes.c_char_p
+    name = " ".join(config().decode(errors="replace").split()[:2]) + f" for {core().decode(errors='replace')}"
     count = threads()
     return f"{name}, {count} {'thread' if count == 1 else 'threads'}"
 
