@@ -156,7 +156,7 @@ def cached_attention(
     exponentials are scalar. `mask`: "causal", the columns allowed [..., N or 1, C], or numbers to add."""
     (B, H, N, d), (J, C) = queries_BHNd.shape, keys_BJCd.shape[1:3]
     is_causal = isinstance(mask, str)
-    if (size := attention_block(B * H, N, C, gpu=False, learns=False)) < N:
+    if (size := attention_block(B * H, N, C, gpu=False)) < N:
         blocks: list[mx.array] = []
         for start in range(0, N, size):
             end = min(start + size, N)

@@ -10,7 +10,7 @@ SMALLEST_CHUNK = 32  # tokens; below, reading the head's weights dominates
 # float32 attention scores of one layer computed together, in training
 ATTENTION_BYTES = {False: 1 << 20, True: 128 << 20}
 
-SMALLEST_BLOCK, SMALLEST_LEARNING_BLOCK = 32, {False: 64, True: 32}  # queries
+SMALLEST_BLOCK = 32  # queries
 
 # recomputed together in the backward pass of one gated delta net
 GATED_DELTA_BYTES = {False: 32 << 20, True: 256 << 20}
@@ -40,10 +40,9 @@ def capacity(columns: int) -> int:
     return -(-columns // step) * step
 
 
-def attention_block(heads: int, queries: int, keys: int, gpu: bool, *, learns: bool = True) -> int:
+def attention_block(heads: int, queries: int, keys: int, gpu: bool) -> int:
     """Queries per block of attention: equal blocks whose scores fit ATTENTION_BYTES. `heads`: of all rows together."""
-    smallest = SMALLEST_LEARNING_BLOCK[gpu] if learns else SMALLEST_BLOCK
-    largest = max(smallest, ATTENTION_BYTES[gpu] // (4 * max(heads * keys, 1)))
+    largest = max(SMALLEST_BLOCK, ATTENTION_BYTES[gpu] // (4 * max(heads * keys, 1)))
     blocks = -(-queries // largest)
     return -(-queries // max(blocks, 1))
 

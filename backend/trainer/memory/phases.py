@@ -287,7 +287,7 @@ class MemoryModel:
         # of queries, and the MLP's exponential takes some arrays more.
         chunk = min(plan.prefill_chunk, max(1, PREFILL_TOKENS // prefilled), self.prompt)
         heads = prefilled * shape.heads
-        queries = chunk if self.gpu else attention_block(heads, chunk, self.prompt, gpu=False, learns=False)
+        queries = chunk if self.gpu else attention_block(heads, chunk, self.prompt, gpu=False)
         scores = heads * queries * self.prompt * (self.width if self.gpu else FLOAT_BYTES)
         mlp_width = prefilled * chunk * self.mlp_width(shape.layers[-1])
         exponential = 0 if self.gpu else mlp_width * FLOAT_BYTES
