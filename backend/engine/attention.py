@@ -173,8 +173,8 @@ def cached_attention(
     if mask is not None:
         # Not −∞: a query in a prompt's padding has no column, and −∞ − −∞ would be NaN.
         added = mx.where(mask, 0.0, mx.finfo(mx.float32).min) if mask.dtype == mx.bool_ else mask
-        is_same = added.ndim == 4 and added.shape[1:3] == (1, 1)  # for all queries of a row
-        scores = scores + added if is_same else (scores.reshape(B, H, N, C) + added).reshape(scores.shape)
+        by_row = added.ndim == 4 and added.shape[1:3] == (1, 1)  # one mask for all queries of a row
+        scores = scores + added if by_row else (scores.reshape(B, H, N, C) + added).reshape(scores.shape)
     if scores.size < MIN_SCORES:
         out = mx.softmax(scores, axis=-1) @ values
     else:

@@ -5,7 +5,7 @@ polynomial on [−½, ½]. mlx ends a fusion at depth 11, and a constant beyond 
 longest chain has ten operations.
 Small products: OpenBLAS packs both factors unless the product is small, so W is taken as a batch of slices (a view).
 Sums of rows are products with ones: mlx's take 1.8 ns a number.
-Norms: one root a row.
+RMS norms: one square root a row.
 """
 
 import math
@@ -104,8 +104,8 @@ MIN_NORM = 1 << 12  # numbers of a norm from which one more operation pays
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """x / rms(x) · weight over the last axis. On x86 with a root for each row: mlx's fused kernel takes one for each
-    number, and `contiguous` ends the fusion before."""
+    """x / rms(x) · weight over the last axis, in the type of x. On x86 with one square root a row: mlx's fused kernel
+    computes it for every number; `contiguous` ends the fusion before the product."""
     if x.dtype != mx.float32 or x.size < MIN_NORM or not on_x86():
         return mx.fast.rms_norm(x, None, eps) * weight
     return x * mx.contiguous(mx.rsqrt(x.square().mean(axis=-1, keepdims=True) + eps)) * weight

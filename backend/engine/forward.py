@@ -1,7 +1,7 @@
 """The forward pass of training: log-probabilities of completions, each prompt prefilled once for its group.
 
     prompts but for their last token [P, K] ──prefill──► keys and values of each layer [P, J, K, d]
-    the token before each of completions [B, T] ──attend to it──► states [B, T, H] ──head──► log π, entropy [B, T]
+    the token before each completion token [B, T] ──attends to it──► states [B, T, H] ──head──► log π, entropy [B, T]
 
 The state of each token predicts the next one. mlx is lazy: of a prompt's last layer only keys and values are computed.
 Models whose layers cannot share a prompt read whole rows [B, L]. Letters: B completions, P prompts, T completion
@@ -43,10 +43,11 @@ class SequenceRows:
 
     def history(self, penalties: Penalties) -> CompletionHistory:
         """The tokens before the positions that count. Reads the prompts on the host."""
-        rows: list[list[int]] = self.tokens_BL.tolist()  # pyright: ignore[reportAssignmentType]: two axes
-        lengths: list[int] = self.prompt_length_B.tolist()  # pyright: ignore[reportAssignmentType]: one axis
-        tokens = distinct_tokens([row[:length] for row, length in zip(rows, lengths, strict=True)])
-        return CompletionHistory(penalties, tokens, self.completion_BT, self.active_N)
+        _, first = np.unique(np.array(self.prompt_B), return_index=True)  # a row of each prompt
+        rows, lengths = np.array(self.tokens_BL)[first], np.array(self.prompt_length_B)[first]
+        tokens = distinct_tokens([row[:length].tolist() for row, length in zip(rows, lengths, strict=True)])
+        of_rows = type(tokens)(*(array[self.prompt_B] for array in tokens))
+        return CompletionHistory(penalties, of_rows, self.completion_BT, self.active_N)
 
 
 def sequence_rows(

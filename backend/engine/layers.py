@@ -3,7 +3,7 @@
 Gathers whose gradient is the same bits every time: the gradient of x[index] is a scatter-add, which Metal makes with
 atomics in changing order. On a CPU they are mlx's own. LoRA and DoRA in 16 bits as the sampler computes them:
 round(y + round(x A) B), with A, B and their gradients in float32. LoRA in float32 with two passes over [tokens, out]
-fewer than mlx-lm's. On a CPU rotary embeddings whose angles are computed once a pass of learning, and norms.
+fewer than mlx-lm's. On a CPU RMS norms, and rotary embeddings that compute their angles once a pass of learning.
 Letters: S rows of the source, N rows taken, V vocabulary, H hidden.
 """
 
@@ -174,17 +174,18 @@ def turned_halves(rope: Callable[..., mx.array], size: int, N: int, offset: mx.a
     return rope(mx.array(np.tile(halves_21d, (B, 1, N, 1))), offset=offset)
 
 
-@lru_cache(maxsize=8)  # all layers of a pass have the same number or array as offset
+@lru_cache(maxsize=4)  # all layers of a pass have the same number or array as offset
 def _rotation(size: int, base: float, scale: float, N: int, offset: mx.array | int) -> Rotation:
-    rope = partial(mx.fast.rope, dims=size, traditional=False, base=base, scale=scale)
-    first, second = mx.split(turned_halves(rope, size, N, offset), 2, axis=1)
-    (a, b), (c, d) = mx.split(first, 2, axis=-1), mx.split(second, 2, axis=-1)  # pyright: ignore
-    return Rotation(mx.concatenate([a, d], axis=-1), mx.concatenate([c, b], axis=-1))
+    plain = partial(mx.fast.rope, dims=size, traditional=False, base=base, scale=scale)
+    turned, half = turned_halves(plain, size, N, offset), size // 2
+    of_first, of_second = turned[:, :1], turned[:, 1:]
+    cos = mx.concatenate([of_first[..., :half], of_second[..., half:]], axis=-1)
+    return Rotation(cos, mx.concatenate([of_second[..., :half], of_first[..., half:]], axis=-1))
 
 
 def rope(self: Any, x: mx.array, offset: Any = 0) -> mx.array:
-    """`nn.RoPE.__call__`, whose `offset` may be a `Rotation`. In learning on a CPU, where mlx computes the angles for
-    each layer and once more for the gradient, once a pass."""
+    """`nn.RoPE.__call__`, whose `offset` may be a `Rotation`. In learning on a CPU it computes the angles once a pass:
+    mlx does so for each layer, and again for its gradient."""
     if not isinstance(offset, Rotation):
         if self.traditional or x.dtype != mx.float32 or not learns():
             return PLAIN_ROPE(self, x, offset)

@@ -59,7 +59,7 @@ class SharedPrefix:
         return spans[0] if len(spans) == 1 else tree_map(lambda *x: mx.concatenate(list(x)), *spans)
 
     def select(self, prefilled: PrefilledPrompts, micro_batch: MicroBatch) -> PrefilledPrompts:
-        """Those of a micro-batch, cut to its padded width."""
+        """Keys and values of a micro-batch's prompts, cut to its padded width."""
         index_P, K = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1]
         return tree_map(lambda x: x[index_P, :, :K], prefilled)
 
